@@ -40,8 +40,10 @@ pub struct Outcome {
     pub num_judged: u64,
     /// Ranks of the cluster.
     pub num_ranks: u32,
-    /// Samples of a global batch.
+    /// Samples of a global batch, as they were asked for.
     pub global_batch_size: u32,
+    /// Samples of the largest global batch that was judged: fewer than were asked for if the data has fewer.
+    pub num_samples: u32,
     /// Microbatches of a step that were asked for; `None`: the search chose.
     pub num_microbatches: Option<u32>,
     /// If no plan fits with the number that was asked for: another number with which one fits, if it was found.
@@ -222,7 +224,7 @@ pub fn explain(outcome: &Outcome) -> String {
         }
         Some((best, runners_up)) => {
             let budget = budget_words(&outcome.searched());
-            choice(&mut text, best, outcome.num_sampled_batches, outcome.global_batch_size, Some(&budget));
+            choice(&mut text, best, outcome.num_sampled_batches, outcome.num_samples, Some(&budget));
             text.push_str(&outcome.run_memory.and_then(|run| run.words()).unwrap_or_default());
             others(&mut text, &outcome.ways, best);
             if !outcome.rivals.is_empty() {
@@ -296,7 +298,7 @@ fn choice(
     text: &mut String,
     best: &RankedPlan,
     num_sampled_batches: u32,
-    global_batch_size: u32,
+    num_samples: u32,
     budget: Option<&str>,
 ) {
     let prediction = &best.prediction;
@@ -319,7 +321,7 @@ fn choice(
         ms(prediction.step_ns_mean),
         percent(prediction.bubble_ratio),
         counted(num_sampled_batches.into(), "sampled global batch").replace("batchs", "batches"),
-        counted(global_batch_size.into(), "sample"),
+        counted(num_samples.into(), "sample"),
     );
     let llm = memory_size(prediction.llm_memory_bytes_peak);
     let peaks = if is_colocated {

@@ -113,6 +113,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         num_judged,
         num_ranks,
         global_batch_size: input.global_batch_size,
+        num_samples: batches.iter().map(Vec::len).max().unwrap_or(0) as u32,
         seed: input.seed,
         num_sampled_batches: batches.len() as u32,
         memory_budget_bytes: input.memory_budget_bytes(),

@@ -412,6 +412,7 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         stop: StopReason::Done,
         num_ranks: 6,
         global_batch_size: 64,
+        num_samples: 64,
         seed: 11,
         num_sampled_batches: 8,
         trained: Trained::default(),
@@ -523,4 +524,13 @@ fn the_explanation_of_no_plan() {
         "infeasible",
         format!("{}\nhint: {}\n", explain(&outcome), outcome.hint().unwrap())
     );
+}
+
+/// A step cannot take more samples than the data has. The answer names those it was judged on, not those asked for.
+#[test]
+fn the_answer_names_the_samples_that_were_judged() {
+    let (shapes, profile) = (fixture::shapes(20, 1), fixture::model_profile());
+    let outcome = search(&SearchInput { num_sampled_batches: 1, ..input(&shapes, &profile, 2) }).unwrap();
+    assert_eq!((outcome.global_batch_size, outcome.num_samples), (32, 20));
+    assert!(explain(&outcome).contains("over 1 sampled global batch of 20 samples"), "{}", explain(&outcome));
 }
