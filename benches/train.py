@@ -17,7 +17,8 @@ geometric means, the time of the other over dflop's, with its 95 % interval over
 is the one of the top level's `ratio`. `loss_difference_max` is between the losses of all steps, relative.
 
 `cpu_ms` is the CPU time of a step, all processes together: that of a round's runs (the median) without that
-of a run which has no timed steps, divided by the steps. Another program on the machine changes it little.
+of a run which has no timed steps, divided by the steps. Other programs on the machine change it less than
+the wall clock, by up to a fifth.
 
 `executor_ns_per_action`: a rank with both components runs the actions of 256 microbatches whose forward and
 backward do nothing, as often as in a long step: what the executor itself takes.
