@@ -96,7 +96,7 @@ test-dist: setup $(DEV) ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 test-layouts: setup $(DEV) ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
-	$(BIN)/python -m pytest tests/dist/test_layouts.py tests/dist/test_tensor.py tests/dist/test_encoder_stages.py tests/dist/test_interleaved.py tests/dist/test_conformance_ranks.py tests/dist/test_family_exports.py tests/dist/test_held.py -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest $$(grep -lr pytest.mark.layouts tests/dist) -n $(TEST_JOBS) --dist worksteal
 
 test-hosts: setup ## Two hosts in network namespaces: train, cut the wire, go on, rehearse (root, Linux; minutes) -> bench/out/hosts.json
 	$(BIN)/python benches/hosts.py bench/out/hosts.json
