@@ -37,6 +37,7 @@ _TOKENS = {
     "internvl": ("<IMG_CONTEXT>", "<video>"),
     "qwen2_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|video_pad|>"),
+    "qwen3_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_audio": ("<|AUDIO|>",),
 }
 """What the family's text has in the places of features, for ids `IMAGE` and `VIDEO`, or `SOUND`."""
@@ -261,7 +262,7 @@ class PlainLoop:
     def loss(self, sample):
         """Summed over its label tokens, by the model's own `labels=`, a mean over them."""
         arguments = hugging_face(sample)
-        if arguments.pop("codes", None) is not None:
+        if "mm_token_type_ids" in arguments:
             kinds = {IMAGE: 1, VIDEO: 2}
             arguments["mm_token_type_ids"] = torch.tensor([[kinds.get(i, 0) for i in sample.ids]])
         return sample.num_targets * self.model(**arguments, use_cache=False).loss

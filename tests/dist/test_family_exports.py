@@ -35,6 +35,7 @@ IN_SUITE = [
     ("internvl", "frozen-encoder", (1, 1, 1), "full"),
     ("qwen2_vl", "full", (2, 3), "selective"),
     ("qwen2_5_vl", "projector", (2, 1, 2), "none"),
+    ("qwen3_vl", "full", (2, 1, 2), "none"),
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
     # Layers cut over two ranks.
     ("internvl", "full", (1, 1, 1, 2, 2), "none"),

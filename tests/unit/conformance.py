@@ -87,6 +87,11 @@ SETTINGS = {
     "internvl-llama": (_tiny("internvl-llama", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
     "qwen2_vl": (_tiny("qwen2_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
     "qwen2_5_vl": (_tiny("qwen2_5_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
+    "qwen3_vl": (
+        _tiny("qwen3_vl", vision_start_token_id=1, **_QWEN_IDS), {"patch_size": 14, **_QWEN_IMAGES},
+        {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}, **_MEAN,
+         "do_sample_frames": False}, PICTURES,
+    ),
     "qwen2_audio": (
         {**_tiny("qwen2_audio", audio_token_index=SOUND),
          "audio_config": {**TINY["qwen2_audio"]["audio_config"], "max_source_positions": 50}},
@@ -193,9 +198,12 @@ class Conversation:
         for medium in self.media:
             is_video_token = medium.kind == "video" and "internvl" not in adapter.family
             token = SOUND if medium.kind == "audio" else VIDEO if is_video_token else IMAGE
-            ids += [token] * medium.grid.num_features + words(2)
-            # The words after a medium are learnt, so that what the encoder gives matters early.
-            labels += [-100] * medium.grid.num_features + ids[-2:]
+            # Qwen3-VL writes the time before each frame pair of a video.
+            apart = medium.grid.num_tiles if adapter.family == "qwen3_vl" and medium.kind == "video" else 1
+            for _ in range(apart):
+                ids += [token] * (medium.grid.num_features // apart) + words(2)
+                # The words after a medium are learnt, so that what the encoder gives matters early.
+                labels += [-100] * (medium.grid.num_features // apart) + ids[-2:]
         answer = words(4 + index)
         self.ids, self.labels = ids + answer, labels + answer
         input_ids_T = torch.tensor(self.ids)
@@ -313,10 +321,21 @@ def _qwen2_vl(adapter, media):
     if videos:
         processor = Qwen2VLVideoProcessor(**_fields(adapter, "video_preprocessor_config"))
         found.update(processor(videos, return_tensors="pt", do_sample_frames=False))
-    codes = [[0] * 3]
-    for medium in media:
-        codes += [[2 if medium.kind == "video" else 1] * medium.grid.num_features, [0] * 2]
-    return {**found, "codes": [code for part in codes for code in part]}
+    return {**found, "mm_token_type_ids": None}
+
+
+def _qwen3_vl(adapter, media):
+    from transformers import Qwen2VLImageProcessorPil, Qwen3VLVideoProcessor
+
+    found = {}
+    images = [medium.pictures[0] for medium in media if medium.kind == "image"]
+    videos = [_frames(medium) for medium in media if medium.kind == "video"]
+    if images:
+        found.update(Qwen2VLImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
+    if videos:
+        processor = Qwen3VLVideoProcessor(**_fields(adapter, "video_preprocessor_config"))
+        found.update(processor(videos, return_tensors="pt", do_sample_frames=False))
+    return {**found, "mm_token_type_ids": None}
 
 
 def _qwen2_5_vl(adapter, media):
@@ -357,10 +376,9 @@ def pretrained(adapter, directory, seed):
 def loss_of(model, conversation):
     """Sum of the loss over the label tokens of one sample, by the model's own `labels=`, a mean over them."""
     arguments = hugging_face(conversation)
-    codes = arguments.pop("codes", None)
-    if codes is not None:
-        codes = codes + [0] * (len(conversation.ids) - len(codes))
-        arguments["mm_token_type_ids"] = torch.tensor([codes])
+    if "mm_token_type_ids" in arguments:
+        kinds = [{IMAGE: 1, VIDEO: 2}.get(token, 0) for token in conversation.ids]
+        arguments["mm_token_type_ids"] = torch.tensor([kinds])
     return conversation.num_targets * model(**arguments, use_cache=False).loss
 
 

@@ -96,6 +96,22 @@ CONFIGS = {
         },
         "text_config": {**VL_TEXT, **ROPE},
     },
+    "qwen3_vl": {
+        "model_type": "qwen3_vl",
+        "vision_config": {
+            **PATCHES,
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "out_hidden_size": 48,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0, 2],
+        },
+        "text_config": {
+            **VL_TEXT,
+            "head_dim": 12,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]},
+        },
+    },
     "qwen2_audio": {"model_type": "qwen2_audio", "audio_config": SOUND, "text_config": QWEN2},
 }
 TILE_FAMILIES = {"llava_onevision", "llava_next", "internvl"}
@@ -140,7 +156,7 @@ def encoder_layers(name, tower):
         return tower.encoder.layer
     if name.startswith("qwen2_audio"):
         return tower.layers
-    return tower.blocks if name.startswith("qwen2") else tower.encoder.layers
+    return tower.blocks if name.startswith("qwen") else tower.encoder.layers
 
 
 def tile_tokens(name):
@@ -149,7 +165,7 @@ def tile_tokens(name):
 
 def is_native(name):
     """Whether pictures keep their own size."""
-    return name in {"qwen2_vl", "qwen2_5_vl"}
+    return name in {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
 
 
 def encoder_layer(name, is_window=False, segments=None):
@@ -179,6 +195,13 @@ def encoder_embedding(name):
         return Ran(run, torch.randn(3, 10, 24), False, [12] * 3, parts)
     if is_native(name):
         patches = torch.randn(24, 3 * 2 * 7 * 7)
+        if name == "qwen3_vl":
+            places, shares = torch.randint(0, 16, (24, 4)), torch.rand(24, 4, 1)
+
+            def embed(patches):
+                return tower.patch_embed(patches) + (tower.pos_embed(places) * shares).sum(1)
+
+            return Ran(embed, patches, False, [16, 8], [tower.patch_embed, tower.pos_embed])
         return Ran(tower.patch_embed, patches, False, [16, 8], [tower.patch_embed])
     parts = [tower.embeddings]
     if name == "llava_next":
@@ -195,7 +218,13 @@ def projector(name):
     model = build(name)
     tower = encoder_tower(model)
     if is_native(name):
-        return Ran(tower.merger, torch.randn(24, 32), True, [16, 8], [tower.merger])
+        mergers = [tower.merger, *getattr(tower, "deepstack_merger_list", [])]
+
+        def merge(hidden):
+            return torch.cat([merger(hidden) for merger in mergers], dim=1)
+
+        run = merge if len(mergers) > 1 else tower.merger
+        return Ran(run, torch.randn(24, 32), True, [16, 8], mergers)
     last = model.model.multi_modal_projector
     if name == "qwen2_audio":
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from dflop import ProfileError
 from dflop.models.packing import PACKED, PACKED_ENCODER
-from dflop.models.patches import lay_out
+from dflop.models.patches import lay_out, merge
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
 from dflop.profiling.families import load_pieces
@@ -23,7 +23,7 @@ from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
-QWEN_VL = ("qwen2_vl", "qwen2_5_vl")
+QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 # (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
 PICTURES = [(1, 10, 6), (2, 4, 12)]
 
@@ -96,8 +96,8 @@ def encoder_inputs(name, model):
     if name in QWEN_VL:
         patches_TC = torch.randn(sum(math.prod(picture) for picture in PICTURES), 3 * 2 * 14 * 14)
         with torch.no_grad():
-            wanted = inner.visual(patches_TC, torch.tensor(PICTURES)).pooler_output
-        return patches_TC, wanted
+            found = inner.visual(patches_TC, torch.tensor(PICTURES))
+        return patches_TC, torch.cat([found.pooler_output, *found.get("deepstack_features", [])], dim=1)
     if name == "qwen2_audio":
         mel_NBF = torch.randn(2, 8, 40)
         with torch.no_grad():
@@ -129,11 +129,14 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
         if name in QWEN_VL:
             patches = lay_out(PICTURES, stack.geometry, CPU)
             hidden = embedding(inputs, patches)
+            deep = []
             for index, layer in enumerate(list(stack.layers)):
                 stack.layers = nn.ModuleList([layer])
                 stack.has_windows = name == "qwen2_5_vl" and index not in (1, 3)
                 hidden = stack(hidden, stack.bounds(patches, hidden))
-            found = projector(hidden, patches.order)
+                if name == "qwen3_vl" and index in (1, 2):
+                    deep.append(hidden)
+            found = merge(projector.mergers, [hidden, *deep], patches.order)
         else:
             found = projector(stack(embedding(inputs)))
     assert found.shape == wanted.shape
@@ -225,6 +228,7 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         ("internvl", 8_075_365_376),
         ("qwen2_vl", 8_291_375_616),
         ("qwen2_5_vl", 8_292_166_656),
+        ("qwen3_vl", 8_767_123_696),
         ("qwen2_audio", 8_397_094_912),
     ],
 )
@@ -234,9 +238,9 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     pieces = {piece.name: piece for piece in load_pieces(directory)}
     assert num_parameters(pieces) == published
     counts = {piece.name: piece.count for piece in pieces.values() if piece.count > 1}
-    layers = {"internvl": 24, "qwen2_5_vl": 4}.get(name, 32)
+    layers = {"internvl": 24, "qwen2_5_vl": 4, "qwen3_vl": 27}.get(name, 32)
     windows = {"encoder_window_layer": 28} if name == "qwen2_5_vl" else {}
-    backbone = 28 if name in QWEN_VL else 32
+    backbone = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 36}.get(name, 32)
     assert counts == {"encoder_layer": layers, **windows, "llm_layer": backbone}
     # As the data profile counts encoder tokens.
     tokens = {"internvl": 1025, "qwen2_audio": 1500}.get(name)

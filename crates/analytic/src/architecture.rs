@@ -111,6 +111,9 @@ pub struct Projector {
     pub has_bias: bool,
     /// Parameters beside: a newline.
     pub num_table_parameters: u64,
+    /// Layers of the encoder whose tokens become features too, each by products of its own after a norm over merged
+    /// tokens (`DeepStack`).
+    pub num_deep_layers: u64,
 }
 
 /// The LLM backbone.
@@ -140,6 +143,8 @@ pub struct Llm {
     pub has_out_bias: bool,
     /// Whether the MLP has them.
     pub has_mlp_bias: bool,
+    /// Whether each head of queries and keys goes through an RMS norm.
+    pub has_head_norm: bool,
 }
 
 /// A model.

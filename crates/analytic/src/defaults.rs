@@ -79,6 +79,29 @@ pub(super) const QWEN2_5_VL_VISION: &[(&str, u64)] = &[
     ("temporal_patch_size", 2),
     ("window_size", 112),
 ];
+/// `Qwen3VLVisionConfig` (`models/qwen3_vl/configuration_qwen3_vl.py`).
+pub(super) const QWEN3_VL_VISION: &[(&str, u64)] = &[
+    ("depth", 27),
+    ("hidden_size", 1_152),
+    ("intermediate_size", 4_304),
+    ("num_heads", 16),
+    ("in_channels", 3),
+    ("patch_size", 16),
+    ("spatial_merge_size", 2),
+    ("temporal_patch_size", 2),
+    ("out_hidden_size", 3_584),
+    ("num_position_embeddings", 2_304),
+];
+/// `Qwen3VLTextConfig`.
+pub(super) const QWEN3_VL_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 151_936),
+    ("hidden_size", 4_096),
+    ("intermediate_size", 22_016),
+    ("num_hidden_layers", 32),
+    ("num_attention_heads", 32),
+    ("num_key_value_heads", 32),
+    ("head_dim", 128),
+];
 /// `Qwen2AudioEncoderConfig` (`models/qwen2_audio/configuration_qwen2_audio.py`).
 pub(super) const QWEN2_AUDIO: &[(&str, u64)] = &[
     ("d_model", 1_280),

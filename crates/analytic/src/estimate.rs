@@ -46,6 +46,7 @@ pub fn estimate(
     let parts = Parts {
         family: &architecture.family,
         width: architecture.llm.width,
+        num_deep_layers: architecture.projector.num_deep_layers,
         is_tied: architecture.llm.is_tied,
         variants: DEGREES.map(|degree| (degree, cut(degree))).into(),
         modules,
@@ -71,6 +72,7 @@ pub fn estimate_gpt(
     let parts = Parts {
         family: "gpt",
         width: gpt.width,
+        num_deep_layers: 0,
         is_tied: gpt.is_tied,
         modules: gpt.modules(1)?,
         variants: if degree > 1 { vec![(degree, gpt.modules(degree)?)] } else { Vec::new() },
@@ -86,6 +88,8 @@ struct Parts<'a> {
     family: &'a str,
     /// Values of a hidden state.
     width: u64,
+    /// Layers of the LLM backbone after which features are added too: a feature is wider by one hidden state for each.
+    num_deep_layers: u64,
     is_tied: bool,
     modules: Vec<Module>,
     /// Modules cut over so many ranks.
@@ -146,6 +150,10 @@ impl Parts<'_> {
                 ..Device::default()
             },
             hidden_bytes: self.width * size,
+            feature_bytes: match self.num_deep_layers {
+                0 => 0,
+                count => (1 + count) * self.width * size,
+            },
             is_tied: self.is_tied,
             modules: profiles(&self.modules, None),
             variants,

@@ -144,6 +144,15 @@ impl Architecture {
                 product(rows, inner, hidden, bias(hidden)),
             ]),
         }
+        for _ in 0..projector.num_deep_layers {
+            let inner = projector.inner_width.unwrap_or(width);
+            operations.extend([
+                Operation { rows, kind: Kind::Norm(NormKind::Layer, width) },
+                product(rows, width, inner, bias(inner)),
+                Operation { rows, kind: activation(inner, 1) },
+                product(rows, inner, hidden, bias(hidden)),
+            ]);
+        }
         let unread_layers = encoder.num_unread_layers * encoder.layer(false).num_parameters();
         Module {
             name: "projector",
@@ -286,6 +295,7 @@ impl Llm {
             let num_biases = bias(self.has_qkv_bias, outputs);
             kinds.push(matrix(self.width, outputs, num_biases, index == 0, Cut::Outputs));
         }
+        let num_before = kinds.len();
         kinds.extend([
             rotation(queries + keys),
             Kind::Attention(attention),
@@ -295,7 +305,15 @@ impl Llm {
         ]);
         kinds.extend(mlp(MlpKind::Gated, self.width, self.mlp_width, self.has_mlp_bias, 1));
         kinds.push(residual(self.width));
-        self.module("llm_layer", self.num_layers, kinds)
+        let mut module = self.module("llm_layer", self.num_layers, kinds);
+        if self.has_head_norm {
+            let norms = [self.num_heads, self.num_key_value_heads].map(|num_heads| Operation {
+                rows: Rows { factor: num_heads, ..Rows::EACH },
+                kind: Kind::Norm(NormKind::Rms, self.head_size),
+            });
+            module.operations.splice(num_before..num_before, norms);
+        }
+        module
     }
 
     fn head(&self) -> Module {

@@ -345,7 +345,8 @@ impl Operation {
         let own = self.cut(degree)?;
         let shared = Rows { ranks: degree, ..own.rows };
         Some(match own.kind {
-            Kind::Norm(..) => Self { rows: shared, ..own },
+            // A norm over single heads works on all rows of its own heads.
+            Kind::Norm(..) if own.rows.factor == self.rows.factor => Self { rows: shared, ..own },
             Kind::Pass(pass) if !pass.is_cut => Self { rows: shared, ..own },
             Kind::Product(product) if product.cut == Cut::Outputs => {
                 Self { kind: Kind::Product(Product { keepers: degree, ..product }), ..own }
@@ -357,6 +358,10 @@ impl Operation {
     /// The part of one of `degree` ranks; `None` where the degree does not divide it.
     pub fn cut(&self, degree: u64) -> Option<Self> {
         let part = |whole: u64| whole.is_multiple_of(degree).then(|| whole / degree);
+        if let (Kind::Norm(..), 2..) = (self.kind, self.rows.factor) {
+            // Over single heads, which are dealt out.
+            return Some(Self { rows: Rows { factor: part(self.rows.factor)?, ..self.rows }, ..*self });
+        }
         let kind = match self.kind {
             Kind::Product(product) => Kind::Product(match product.cut {
                 Cut::Whole => product,

@@ -8,9 +8,19 @@ use crate::error::AnalyticError;
 use crate::fields::Section;
 use serde_json::Value;
 
+mod qwen3_vl;
+
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 7] =
-    ["llava_onevision", "llava_next", "internvl", "internvl_chat", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
+pub const FAMILIES: [&str; 8] = [
+    "llava_onevision",
+    "llava_next",
+    "internvl",
+    "internvl_chat",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen2_audio",
+];
 
 impl Architecture {
     /// What `config.json` describes.
@@ -31,6 +41,7 @@ impl Architecture {
             "internvl_chat" => internvl(config, true),
             "qwen2_vl" => qwen_vl(config, false),
             "qwen2_5_vl" => qwen_vl(config, true),
+            "qwen3_vl" => qwen3_vl::read(config),
             "qwen2_audio" => qwen2_audio(config),
             _ => Err(AnalyticError::UnknownFamily { found: found.to_owned(), known: FAMILIES.join(", ") }),
         }
@@ -79,7 +90,11 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
     text.divides("num_key_value_heads", num_key_value_heads, num_heads)?;
     let head_size = match text.given("head_dim")? {
         Some(head_size) => head_size,
-        None => text.divides("num_attention_heads", num_heads, width)?,
+        None => match text.count("head_dim") {
+            // Of the class.
+            Ok(head_size) => head_size,
+            Err(_) => text.divides("num_attention_heads", num_heads, width)?,
+        },
     };
     let whole = Section { path: "", object: config, defaults: &[] };
     let is_tied = whole.flag(TIED, false)? || text.flag(TIED, false)?;
@@ -96,6 +111,7 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
         has_qkv_bias: is_qwen || has_bias,
         has_out_bias: !is_qwen && has_bias,
         has_mlp_bias: !is_qwen && text.flag("mlp_bias", false)?,
+        has_head_norm: false,
     })
 }
 
@@ -208,6 +224,7 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
         inner_width: Some(llm.width),
         has_bias: whole.flag("multimodal_projector_bias", true)?,
         num_table_parameters: llm.width,
+        num_deep_layers: 0,
     };
     Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
 }
@@ -270,6 +287,7 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
         inner_width: Some(llm.width),
         has_bias: true,
         num_table_parameters: 0,
+        num_deep_layers: 0,
     };
     Ok(Architecture { family: "internvl".to_owned(), encoder, projector, llm })
 }
@@ -334,6 +352,7 @@ fn qwen_vl(config: &Value, is_2_5: bool) -> Result<Architecture, AnalyticError> 
         inner_width: Some(merge * merge * width),
         has_bias: true,
         num_table_parameters: 0,
+        num_deep_layers: 0,
     };
     let out = if is_2_5 { vision.given("out_hidden_size")?.unwrap_or(3_584) } else { llm.width };
     if out != llm.width {
@@ -413,6 +432,7 @@ fn qwen2_audio(config: &Value) -> Result<Architecture, AnalyticError> {
         inner_width: None,
         has_bias: true,
         num_table_parameters: 0,
+        num_deep_layers: 0,
     };
     // Whatever the configuration says, Hugging Face's class ties nothing.
     let llm = Llm { is_tied: false, ..text(config, "text_config", "qwen2")? };

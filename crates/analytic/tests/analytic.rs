@@ -202,7 +202,7 @@ fn fields_that_transformers_fills_in_are_filled_in() {
     assert_eq!(
         refused(json!({"model_type": "bert"})),
         "config.json: `model_type` is `bert`, known are llava_onevision, llava_next, internvl, internvl_chat, qwen2_vl, \
-         qwen2_5_vl, qwen2_audio"
+         qwen2_5_vl, qwen3_vl, qwen2_audio"
     );
     assert_eq!(
         refused(json!({"model_type": "qwen2_vl"})),

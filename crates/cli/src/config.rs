@@ -559,6 +559,18 @@ mod tests {
         for (text, expected) in [
             (&format!("{alone}train: {{sead: 7}}\n")[..], "train.sead: unknown key, did you mean `seed`?"),
             (
+                "model: {dir: model}\ndata: [a.jsonl]\n",
+                "has 1 problem\n  line 2: data: must be a mapping of fields, as",
+            ),
+            (
+                "model: {dir: model}\ndata: {jsonl: a.jsonl}\n",
+                "line 2: data.jsonl: unknown key, known are: mixture, media_root,",
+            ),
+            (
+                &format!("{alone}cluster: {{num_ranks: \"64\"}}\n"),
+                "cluster.num_ranks: `64`, must be an integer from 1 to 100000, without quotes",
+            ),
+            (
                 &format!("{alone}cluster: {{num_ranks: 0}}\n"),
                 "cluster.num_ranks: 0, must be an integer from 1",
             ),

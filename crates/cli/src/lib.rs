@@ -19,7 +19,7 @@ mod diagnostics;
 mod measured;
 mod runs;
 
-use clap::Parser;
+use clap::{Command, CommandFactory, FromArgMatches};
 use dflop_data::family::GivenFamily;
 use std::ffi::OsString;
 
@@ -43,6 +43,19 @@ pub struct Request {
     pub arguments: serde_json::Value,
 }
 
+/// The command line's grammar. A number below zero is the value of its flag, whose rule then says what is wrong with it.
+fn command() -> Command {
+    fn with_numbers(command: Command) -> Command {
+        let command = command.mut_args(|argument| {
+            let takes_values = argument.get_action().takes_values();
+            argument.allow_negative_numbers(takes_values)
+        });
+        let verbs: Vec<String> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+        verbs.into_iter().fold(command, |command, verb| command.mut_subcommand(verb, with_numbers))
+    }
+    with_numbers(args::Cli::command())
+}
+
 /// Runs the command line: `arguments[0]` is the program's name.
 pub fn run<A: Into<OsString> + Clone>(arguments: &[A]) -> Outcome {
     run_with(arguments, None)
@@ -50,7 +63,8 @@ pub fn run<A: Into<OsString> + Clone>(arguments: &[A]) -> Outcome {
 
 /// Runs the command line with the function of Python that `model.family` names, where it has been imported.
 pub fn run_with<A: Into<OsString> + Clone>(arguments: &[A], family: Option<&GivenFamily>) -> Outcome {
-    let cli = match args::Cli::try_parse_from(arguments.iter().cloned()) {
+    let parsed = command().try_get_matches_from(arguments.iter().cloned());
+    let cli = match parsed.and_then(|matches| args::Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             // If printing fails because the pipe is closed, nobody reads what we would report.
@@ -64,6 +78,22 @@ pub fn run_with<A: Into<OsString> + Clone>(arguments: &[A], family: Option<&Give
         Err(failure) => {
             talk!("{}", failure.render().trim_end());
             Outcome::Done(u8::try_from(failure.status).unwrap_or(2))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_below_zero_is_a_value_that_its_flag_refuses() {
+        for (arguments, expected) in [
+            (["dflop", "train", "--steps", "-1"], "invalid value '-1' for '--steps <N>'"),
+            (["dflop", "plan", "--sampled-batches", "-3"], "invalid value '-3' for '--sampled-batches <N>'"),
+        ] {
+            let error = command().try_get_matches_from(arguments).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

@@ -44,6 +44,8 @@ pub struct CostModel {
     pub(crate) head: Module,
     pub(crate) num_llm_layers: u32,
     pub(crate) hidden_bytes: u64,
+    /// Of a feature as it leaves the encoder; at least `hidden_bytes`.
+    pub(crate) feature_bytes: u64,
     /// Of an encoder token between two layers of the encoder.
     pub(crate) encoder_hidden_bytes: u64,
     pub(crate) is_tied: bool,
@@ -99,6 +101,7 @@ impl CostModel {
             head,
             num_llm_layers,
             hidden_bytes: profile.hidden_bytes,
+            feature_bytes: profile.feature_bytes.max(profile.hidden_bytes),
             encoder_hidden_bytes: encoder_hidden_bytes(profile),
             is_tied: profile.is_tied,
             boundary: links.route(Collective::PointToPoint, LinkSpan::Node, 2),

@@ -141,7 +141,7 @@ impl CostModel {
         is_exchanged: bool,
     ) -> RankMemory {
         let messages = encoder.feature_tokens.saturating_add(llm.feature_tokens);
-        let message_bytes = if is_exchanged { messages.saturating_mul(self.hidden_bytes) } else { 0 };
+        let message_bytes = if is_exchanged { messages.saturating_mul(self.feature_bytes) } else { 0 };
         self.peak_of_both(encoder, llm, fixed, message_bytes)
     }
 

@@ -82,7 +82,7 @@ impl CostModel {
         });
         let hidden = sample.encoder_tokens().saturating_mul(self.encoder_hidden_bytes);
         let incoming = if stage.is_first { 0 } else { hidden };
-        let features = u64::from(sample.feature_tokens).saturating_mul(self.hidden_bytes);
+        let features = u64::from(sample.feature_tokens).saturating_mul(self.feature_bytes);
         let outgoing = if stage.is_last { features } else { hidden };
         kept.saturating_add(incoming).saturating_add(outgoing)
     }
@@ -95,8 +95,10 @@ impl CostModel {
             + self.layer.attention_bytes(std::iter::once((1, tokens)));
         let mut sum = layer.saturating_mul(u64::from(stage.num_layers));
         let rows = self.llm_rows(tokens);
-        let incoming = if stage.is_first { u64::from(sample.feature_tokens) } else { rows };
-        let outgoing = if stage.is_last { 0 } else { rows };
+        let hidden = rows.saturating_mul(self.hidden_bytes);
+        let features = u64::from(sample.feature_tokens).saturating_mul(self.feature_bytes);
+        let incoming = if stage.is_first { features } else { hidden };
+        let outgoing = if stage.is_last { 0 } else { hidden };
         if stage.is_first {
             sum += self.embedding.marginal_bytes(tokens, typical.llm_tokens);
         }
@@ -104,6 +106,6 @@ impl CostModel {
             let labels = u64::from(sample.label_tokens);
             sum += self.head.marginal_bytes(labels, typical.label_tokens);
         }
-        sum.saturating_add((incoming + outgoing).saturating_mul(self.hidden_bytes))
+        sum.saturating_add(incoming).saturating_add(outgoing)
     }
 }

@@ -62,6 +62,15 @@ impl CostModel {
         encoder_tokens.saturating_mul(self.encoder_hidden_bytes).div_ceil(self.hidden_bytes.max(1))
     }
 
+    /// Hidden states of the LLM backbone that are as many bytes as these features: as many as features, or more where
+    /// features are wider. So many does [`CostModel::transfer_ns`] take for them.
+    pub fn features_as_hidden_tokens(&self, feature_tokens: u64) -> u64 {
+        if self.feature_bytes == self.hidden_bytes {
+            return feature_tokens;
+        }
+        feature_tokens.saturating_mul(self.feature_bytes).div_ceil(self.hidden_bytes.max(1))
+    }
+
     /// Whether transfers were measured. If not, they count as free, and whoever shows a prediction must say so.
     pub const fn is_network_measured(&self) -> bool {
         self.boundary.is_known()

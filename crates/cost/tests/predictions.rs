@@ -121,6 +121,26 @@ fn transfers_take_latency_and_bytes_over_bandwidth() {
     assert_eq!(unmeasured.transfer_ns(10), 0);
 }
 
+/// Features of four hidden states each (`DeepStack`), between encoder and backbone alone.
+#[test]
+fn wide_features_are_sent_and_held_as_such() {
+    let wide = CostModel::new(&ModelProfile { feature_bytes: 4 * 64, ..profile() }).unwrap();
+    assert_eq!((model().features_as_hidden_tokens(10), wide.features_as_hidden_tokens(10)), (10, 40));
+    // A file that says nothing, or as wide as a hidden state.
+    let equal = CostModel::new(&ModelProfile { feature_bytes: 64, ..profile() }).unwrap();
+    assert_eq!(equal.features_as_hidden_tokens(10), 10);
+    let sample =
+        SampleShape { feature_tokens: 10, llm_tokens: 50, label_tokens: 20, ..SampleShape::default() };
+    let more = |bytes: fn(&CostModel, &SampleShape) -> u64| bytes(&wide, &sample) - bytes(&model(), &sample);
+    assert_eq!(more(|model, sample| model.sample_encoder_bytes(sample, Typical::default())), 3 * 64 * 10);
+    let first = StageLayers { num_layers: 1, is_first: true, is_last: false };
+    let stages = [(first, 3 * 64 * 10), (StageLayers { is_first: false, ..first }, 0)];
+    for (stage, wanted) in stages {
+        let of = |model: &CostModel| model.sample_stage_bytes(&sample, Typical::default(), stage);
+        assert_eq!(of(&wide) - of(&model()), wanted);
+    }
+}
+
 #[test]
 fn repairs_are_counted_by_curve() {
     assert_eq!(model().num_repaired_points(), 0);

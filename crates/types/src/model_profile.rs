@@ -247,6 +247,10 @@ pub struct ModelProfile {
     pub device: Device,
     /// Bytes of one feature token (and of one hidden state) as they pass between ranks.
     pub hidden_bytes: u64,
+    /// Bytes of one feature token as it passes from encoder to LLM backbone, where it is wider than a hidden state (`DeepStack`);
+    /// 0: as wide.
+    #[serde(default, skip_serializing_if = "crate::layout::is_default")]
+    pub feature_bytes: u64,
     /// Whether the head's matrix is that of the embedding (`tie_word_embeddings`). Either module counts it among its
     /// parameters; a rank that holds both has it once.
     #[serde(default)]
@@ -365,6 +369,7 @@ impl Artifact for ModelProfile {
         within("", &optimizer, limits::NS, &mut problems);
         let bytes = [
             ("hidden_bytes", self.hidden_bytes),
+            ("feature_bytes", self.feature_bytes),
             ("device.memory_bytes", self.device.memory_bytes),
             ("memory.context_bytes", self.memory.context_bytes),
         ];

@@ -133,7 +133,9 @@ class ModelAdapter(Protocol):
     """Whether every run of the encoder's layers needs `inputs_N`; if false, only the first run does."""
     num_llm_layers: int
     hidden_size: int
-    """D of features and hidden states at the boundary."""
+    """D of hidden states."""
+    feature_width: int
+    """W of a feature: D, or a multiple of it where layers of the backbone add features too (DeepStack)."""
     input_shape: tuple[int, ...]
     """Tensor shape of one input: a tile (3, S, S), a patch (C,), or a window of sound (B + 1, F)."""
     encoder_tokens_per_tile: int

@@ -8,7 +8,7 @@ for W, `q_proj.lora_A.default.weight` and `q_proj.lora_B.default.weight` for the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from dflop.models.parameters import component_of, name_seed
 from dflop.models.tensor import Slice, slices_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from peft import LoraConfig
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _BASE = ".base_layer"
 _ADAPTER = ".default"
 """The name that peft gives to the only adapter of a model, in names of parameters; its files leave it out."""
-PROJECTORS = ("multi_modal_projector", "merger")
+_MERGERS = "deepstack_merger_list"
+PROJECTORS = ("multi_modal_projector", "merger", _MERGERS)
 """Modules that train besides the adapters and that peft saves. It cannot save single parameters."""
 
 
@@ -54,15 +55,24 @@ def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None =
         if isinstance(module, nn.Linear) and component_of(name) == "llm" and ".layers." in name
     }
     parts = {part for name, _ in model.named_modules() for part in name.split(".")}
+    saved = parts.intersection(PROJECTORS) - {_MERGERS}
+    # peft saves no list of modules, but each module of one.
+    saved |= {f"{_MERGERS}.{n}" for n in range(len(_list_of(model, _MERGERS)))}
     return LoraConfig(
         r=rank,
         # peft declares an integer, but a fraction works as well.
         lora_alpha=int(alpha) if float(alpha).is_integer() else alpha,  # pyright: ignore[reportArgumentType]
         target_modules=rf".*language_model.*\.({'|'.join(sorted(maps))})",
-        modules_to_save=sorted(parts.intersection(PROJECTORS)) or None,
+        modules_to_save=sorted(saved) or None,
         base_model_name_or_path=None if source is None else str(source),
         inference_mode=source is not None,
     )
+
+
+def _list_of(model: nn.Module, name: str) -> Sequence[nn.Module]:
+    """The modules of the list that the last part of a path names; empty where the model has no such list."""
+    found = (module for path, module in model.named_modules() if path.rpartition(".")[2] == name)
+    return list(cast("nn.ModuleList", next(found, nn.ModuleList())))
 
 
 @torch.no_grad()

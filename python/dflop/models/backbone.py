@@ -3,6 +3,9 @@
     input_ids_T --embedding--> [T, D] <--features_ED at feature_mask_T
     hidden_TD --layers, packed attention--> hidden_TD --norm, head at targets--> sum of cross entropy
 
+Where features are wider than D (DeepStack), a row holds, after its hidden states, what is to be added to them
+after the next layers: [R, D x (1 + n)] before n such layers, [R, D] after the last of them.
+
 Shape letters: see `adapter.py`. K is the number of positions with a target. R is the number of rows that a
 rank has between layers: all T, or a part of them where ranks share the layers (`sequence.py`). All modules
 and the names of parameters are Hugging Face's.
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from dflop.models.sums import Sums
     from dflop.models.tensor import TensorRank
 
-TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
+TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
 """`model_type` of the backbones whose layers `LlmStage` can call."""
 
 
@@ -53,6 +56,11 @@ def backbone_rules(text: Any) -> list[Rule]:
     ]
 
 
+def norms_of_heads(text: Any) -> tuple[str, ...]:
+    """Names, in a layer, of norms over single heads of queries and keys; empty where it has none."""
+    return ("self_attn.q_norm", "self_attn.k_norm") if text.model_type == "qwen3_vl_text" else ()
+
+
 def layer_plan(text: Any) -> LayerPlan:
     """How tensor parallelism cuts a decoder layer.
 
@@ -76,7 +84,8 @@ def layer_plan(text: Any) -> LayerPlan:
             Cut("mlp.down_proj", *width, by_input=True),
         ),
         entries=("self_attn", "mlp"),
-        between=("input_layernorm", "post_attention_layernorm"),
+        # Norms over single heads run on a rank's own heads: they too have only a summand of their gradients.
+        between=("input_layernorm", "post_attention_layernorm", *norms_of_heads(text)),
     )
 
 
@@ -104,6 +113,7 @@ class LlmStage(nn.Module):
         source = cast("Any", whole).model.language_model
         self.is_first = is_first
         self.is_last = is_last
+        self.width: int = source.config.hidden_size
         self.row_losses_K: torch.Tensor | None = None
         """Loss of each position with a target, from the last forward: [K] float32; last stage only."""
         self.row_sums: Sums | None = None
@@ -189,14 +199,17 @@ class LlmStage(nn.Module):
         if batch.input_ids_T.shape[0] == 0:
             # Nothing is computed, but backward can start from the result and gives gradients of exactly zero.
             smallest = min(self.parameters(), key=torch.Tensor.numel)
-            return incoming[:0] + smallest.reshape(-1)[:0].sum()
+            width = self.outgoing_width(incoming.shape[1])
+            return incoming[:0, :width] + smallest.reshape(-1)[:0].sum()
         hidden_RD = self._embed(batch, incoming) if self.is_first else incoming
         if self.is_first and self.row_sums is not None:
             hidden_RD = own_rows(hidden_RD, self.row_sums)
         stage = cast("Any", self.model).language_model
         if not stage.layers:
             return hidden_RD
-        hidden_1RD = hidden_RD[None]
+        hidden_RD, *deep_RD = hidden_RD.split(self.width, dim=1)
+        # A copy where it is a view, which would keep the memory of all that is added later.
+        hidden_1RD = hidden_RD.contiguous()[None]
         # [T] becomes [1, T]; [3, T] of M-RoPE becomes [3, 1, T].
         positions = batch.positions_T.unsqueeze(-2)
         position_embeddings = rotate(stage.rotary_emb, positions, hidden_1RD)
@@ -210,10 +223,23 @@ class LlmStage(nn.Module):
                 cu_seq_lens_q=batch.cu_seqlens,
                 segment_tokens=batch.segment_tokens,
             )
-        return hidden_1RD[0]
+            if deep_RD:
+                hidden_1RD = hidden_1RD + deep_RD.pop(0)
+        return torch.cat([hidden_1RD[0], *deep_RD], dim=1) if deep_RD else hidden_1RD[0]
+
+    def outgoing_width(self, incoming_width: int) -> int:
+        """Values of a row after the layers of this stage.
+
+        Args:
+            incoming_width: of features or of a row before them.
+
+        Returns:
+            D, or more where further stages add features.
+        """
+        return max(self.width, incoming_width - self.width * len(self.layers_in_order()))
 
     def _embed(self, batch: LlmInput, features_ED: torch.Tensor) -> torch.Tensor:
-        """Text embeddings with the features in their places, [T, D]."""
+        """Text embeddings with the features in their places: [T, D], or as wide as features are."""
         mask_T = batch.feature_mask_T
         places = batch.num_features
         if places != features_ED.shape[0]:
@@ -224,6 +250,8 @@ class LlmStage(nn.Module):
         embedded_TD = cast("Any", self.model).language_model.embed_tokens(
             batch.input_ids_T.masked_fill(mask_T, 0)
         )
+        # What later layers add to text is zero.
+        embedded_TD = nn.functional.pad(embedded_TD, (0, features_ED.shape[1] - self.width))
         if places == 0:
             # Features without rows still take part in the result, so that their gradient exists (as zeros).
             return embedded_TD + features_ED.sum() if features_ED.requires_grad else embedded_TD

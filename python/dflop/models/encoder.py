@@ -132,7 +132,10 @@ class RunsEncoder(Protocol):
         """See `FamilyAdapter.encoder_modules`."""
         ...
 
-    hidden_size: int
+    @property
+    def feature_width(self) -> int:
+        """See `FamilyAdapter.feature_width`."""
+        ...
 
     def encode_run(
         self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_RU: torch.Tensor | None
@@ -185,7 +188,7 @@ class Encoder(nn.Module):
             # zeros.
             smallest = min(self.parameters(), key=lambda p: (not p.requires_grad, p.numel()))
             family, run = self.family, self.run
-            width = family.hidden_size if run.is_last else family.row_width(run.end_layer)
+            width = family.feature_width if run.is_last else family.row_width(run.end_layer)
             none = smallest.new_zeros(0, width) + smallest.reshape(-1)[:0].sum()
             return none if incoming_RU is None else none + incoming_RU.sum()
         outgoing = self.family.encode_run(self.model, batch, self.run, incoming_RU)

@@ -111,6 +111,11 @@ class FamilyAdapter(ABC):
         return self.encode_run(model, batch, self.encoder_run(None), None)
 
     @property
+    def feature_width(self) -> int:
+        """Values of a feature; see `ModelAdapter.feature_width`."""
+        return self.hidden_size
+
+    @property
     @abstractmethod
     def num_run_layers(self) -> int:
         """How many layers of the encoder a forward runs; these are dealt out to stages."""

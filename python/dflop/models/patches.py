@@ -17,7 +17,11 @@ from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
+from transformers.vision_utils import (
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
 from dflop.models import media as decoding
 from dflop.models.adapter import EXAMPLE_SIZE, MediaGrid
@@ -49,6 +53,8 @@ class Geometry:
     """Side of a patch, in pixels."""
     window_size: int | None
     """Side of a window, in pixels; None where the layers have none."""
+    grid_side: int | None = None
+    """Rows, and columns, of the grid of learnt positions; None where positions are only rotations."""
 
     @property
     def feature_patches(self) -> int:
@@ -87,6 +93,10 @@ class Patches:
     """Patches of each picture or frame pair."""
     windows: tuple[int, ...]
     """Patches of each window."""
+    places_T4: torch.Tensor | None = None
+    """The four learnt positions next to each patch; None: positions are not learnt."""
+    shares_T4: torch.Tensor | None = None
+    """How much each of them counts, float32."""
 
 
 def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device: torch.device) -> Patches:
@@ -101,8 +111,9 @@ def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device
         Positions, order and segments.
     """
     found = _lay_out(tuple(pictures), geometry)
-    order = None if found.order is None else _sent(found.order, device)
-    return replace(found, positions_T2=_sent(found.positions_T2, device), order=order)
+    names = ("positions_T2", "order", "places_T4", "shares_T4")
+    tensors = {name: getattr(found, name) for name in names}
+    return replace(found, **{name: _sent(t, device) for name, t in tensors.items() if t is not None})
 
 
 # Cached: recomputation in a backward, and each encoder stage of a rank, need the same microbatch again.
@@ -113,7 +124,12 @@ def _lay_out(pictures: tuple[tuple[int, int, int], ...], geometry: Geometry) -> 
     positions_T2 = get_vision_position_ids(grid, geometry.merge)
     segments = tuple(rows * columns for pairs, rows, columns in pictures for _ in range(pairs))
     if geometry.window_size is None:
-        return Patches(positions_T2, None, segments, ())
+        if geometry.grid_side is None:
+            return Patches(positions_T2, None, segments, ())
+        learnt = get_vision_interpolation_indices_and_weights(
+            grid, geometry.grid_side, align_corners=True, spatial_merge_size=geometry.merge
+        )
+        return Patches(positions_T2, None, segments, (), *learnt)
     order, bounds = get_vision_window_index(
         grid, geometry.merge, window_size=geometry.window_size, patch_size=geometry.patch_size
     )
@@ -141,6 +157,25 @@ def reorder(rows: torch.Tensor, order: torch.Tensor | None, feature_patches: int
         return rows
     blocks = rows.reshape(rows.shape[0] // feature_patches, feature_patches, -1)
     return blocks[order].reshape(rows.shape)
+
+
+def embed_patches(tower: Any, inputs_NC: torch.Tensor, patches: Patches, geometry: Geometry) -> torch.Tensor:
+    """Hidden states before the first layer, in the order that patches have in the layers.
+
+    Args:
+        tower: Hugging Face's.
+        inputs_NC: pixels.
+        patches: where they lie.
+        geometry: of the model.
+
+    Returns:
+        hidden_NV.
+    """
+    hidden_NV = tower.patch_embed(inputs_NC)
+    if patches.places_T4 is not None and patches.shares_T4 is not None:
+        learnt_NV = (tower.pos_embed(patches.places_T4) * patches.shares_T4[:, :, None]).sum(1)
+        hidden_NV = hidden_NV + learnt_NV.to(hidden_NV.dtype)
+    return reorder(hidden_NV, patches.order, geometry.feature_patches)
 
 
 @dataclass(frozen=True)
@@ -191,19 +226,27 @@ def run_layer(layer: Any, hidden_TV: torch.Tensor, bounds: Bounds) -> torch.Tens
     )
 
 
-def merge(merger: Any, hidden_TV: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+def merge(
+    mergers: Sequence[Any], states_TV: Sequence[torch.Tensor], order: torch.Tensor | None
+) -> torch.Tensor:
     """Features of all pictures, one after the other.
 
     Args:
-        merger: Hugging Face's.
-        hidden_TV: after the last layer.
+        mergers: Hugging Face's: that of the last layer, then those of deeper features.
+        states_TV: hidden states, one for each of `mergers`.
         order: that of `Patches`.
 
     Returns:
-        features_ED, in their own order.
+        features_EW, in their own order; the results of the mergers stand side by side.
     """
-    features_ED = merger(hidden_TV)
-    return features_ED if order is None else features_ED[order.argsort()]
+    found = [merger(hidden_TV) for merger, hidden_TV in zip(mergers, states_TV, strict=True)]
+    features_EW = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+    return features_EW if order is None else features_EW[order.argsort()]
+
+
+def mergers_of(tower: Any) -> list[Any]:
+    """The modules that make features: of the last layer, then of those before it that give features too."""
+    return [tower.merger, *getattr(tower, "deepstack_merger_list", ())]
 
 
 def patch_plan(num_heads: int, hidden: tuple[str, ...], output: str, width: tuple[str, int]) -> LayerPlan:
@@ -245,7 +288,9 @@ class PatchFamily(FamilyAdapter):
         super().__init__(model_dir)
         vision = self.vision
         self.num_encoder_layers = vision.depth
-        self.geometry = Geometry(vision.spatial_merge_size, vision.patch_size, self.window_size)
+        self.geometry = Geometry(
+            vision.spatial_merge_size, vision.patch_size, self.window_size, self.grid_side
+        )
         channels = getattr(vision, "in_channels", 3)
         self.input_shape = (channels * vision.temporal_patch_size * vision.patch_size**2,)
         self.encoder_tokens_per_tile = self.example_media(1)[0].num_inputs
@@ -261,14 +306,29 @@ class PatchFamily(FamilyAdapter):
         return frozenset(range(self.vision.depth))
 
     @property
+    def grid_side(self) -> int | None:
+        """Rows, and columns, of the grid of learnt positions; None where positions are only rotations."""
+        return None
+
+    @property
+    def deep_layers(self) -> tuple[int, ...]:
+        """Layers, ascending, after which the hidden states become features too (DeepStack)."""
+        return ()
+
+    @property
+    def feature_width(self) -> int:
+        """See `FamilyAdapter.feature_width`."""
+        return self.hidden_size * (1 + len(self.deep_layers))
+
+    @property
     def num_run_layers(self) -> int:
         """See `FamilyAdapter.num_run_layers`: all of them."""
         return self.vision.depth
 
     def row_width(self, layer: int) -> int:
         """See `FamilyAdapter.row_width`."""
-        del layer
-        return self.encoder_width
+        # Hidden states that become features go along to the last run, which has all mergers.
+        return self.encoder_width * (1 + sum(deep < layer for deep in self.deep_layers))
 
     @property
     def encoder_width(self) -> int:
@@ -297,16 +357,21 @@ class PatchFamily(FamilyAdapter):
         pictures = [(grid.num_tiles, *each) for grid, each in zip(batch.media, sides, strict=True)]
         patches = lay_out(pictures, self.geometry, device)
         if incoming_RU is None:
-            hidden_NV = tower.patch_embed(batch.inputs_N)
-            hidden_NV = reorder(hidden_NV, patches.order, self.geometry.feature_patches)
+            hidden_NV, *deep_NV = [embed_patches(tower, batch.inputs_N, patches, self.geometry)]
         else:
-            hidden_NV = incoming_RU
+            # Copies, where there are several: Hugging Face's merger views its input in another shape.
+            hidden_NV, *deep_NV = [s.contiguous() for s in incoming_RU.split(self.encoder_width, dim=1)]
         angles = rotate_patches(tower.rotary_pos_emb, patches, self.geometry, hidden_NV)
         whole = bounds_of_patches(patches.segments, angles, device)
         windows = bounds_of_patches(patches.windows, angles, device) if patches.windows else whole
         for index, layer in numbered(tower.blocks):
             hidden_NV = run_layer(layer, hidden_NV, whole if index in self.full_layers else windows)
-        return merge(tower.merger, hidden_NV, patches.order) if run.is_last else hidden_NV
+            if index in self.deep_layers:
+                deep_NV.append(hidden_NV)
+        states = [hidden_NV, *deep_NV]
+        if run.is_last:
+            return merge(mergers_of(tower), states, patches.order)
+        return hidden_NV if not deep_NV else torch.cat(states, dim=1)
 
     def positions(
         self, input_ids_T: torch.Tensor, feature_mask_T: torch.Tensor, media: Sequence[MediaGrid]

@@ -31,7 +31,7 @@ from dflop.profiling.assemble import assemble
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
 from dflop.profiling.device import context_bytes, device_facts
-from dflop.profiling.families import family_of, load_pieces
+from dflop.profiling.families import family_of, feature_width, load_pieces
 from dflop.profiling.memory import touch_heap
 from dflop.profiling.neighbour import busy_neighbours
 from dflop.profiling.network import measure_network
@@ -140,7 +140,7 @@ def _profile(asked: Request, progress: Progress | None, team: Team | None) -> di
         "model": asked.model_dir.resolve().name,
         "is_estimated": False,
         "device": facts,
-        "hidden_bytes": _hidden_size(asked) * DTYPES[asked.dtype].itemsize,
+        **_row_bytes(asked),
         "is_tied": any(piece.is_tied for piece in pieces),
         "network": network,
         "modules": modules,
@@ -291,11 +291,13 @@ class _Measuring:
         return assemble(curves, self.records)
 
 
-def _hidden_size(request: Request) -> int:
-    """Width of hidden states that pass between ranks: that of the text model, from its configuration."""
+def _row_bytes(request: Request) -> dict[str, int]:
+    """Bytes of a hidden state, and of a feature where it is wider, as they pass between ranks."""
     config = json.loads((request.model_dir / "config.json").read_bytes())
-    text = config.get("text_config", config)
-    return int(text["hidden_size"])
+    # The width of the text model.
+    hidden, size = int(config.get("text_config", config)["hidden_size"]), DTYPES[request.dtype].itemsize
+    wide = feature_width(request.model_dir)
+    return {"hidden_bytes": hidden * size, **({"feature_bytes": wide * size} if wide > hidden else {})}
 
 
 @contextmanager

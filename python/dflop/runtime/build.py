@@ -91,7 +91,14 @@ def border_widths(plan: Plan, adapter: ModelAdapter) -> list[int]:
     within = range(1, plan.encoder_stages)
     first_layers = [plan.encoder_layers(stage, adapter.num_run_layers)[0] for stage in within]
     of_encoder = [adapter.row_width(layer) for layer in first_layers]
-    return of_encoder + [adapter.hidden_size] * (plan.num_stages - plan.encoder_stages)
+    width = adapter.feature_width
+    of_llm = [width]
+    for stage in range(plan.encoder_stages, plan.num_stages - 1):
+        # As `LlmStage.outgoing_width`: each layer uses up one D of what features bring for later layers.
+        _, num_layers = plan.llm_layers(stage, adapter.num_llm_layers)
+        width = max(adapter.hidden_size, width - adapter.hidden_size * num_layers)
+        of_llm.append(width)
+    return of_encoder + of_llm
 
 
 def stages_of(

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// The request for `dflop profile model`: the grid ends at the largest sizes the data can form.
 pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, Failure> {
-    let config = config::load(&arguments.config.config)?;
+    let config = config::load_plan(&arguments.config.config)?;
     has_directory(&config)?;
     let (flag, budget, budget_s) = match arguments.budget_seconds {
         Some(seconds) => ("--budget-seconds", seconds, seconds),

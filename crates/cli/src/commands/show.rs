@@ -35,7 +35,7 @@ pub(super) fn run(arguments: &args::Show) -> Result<(), Failure> {
 /// The file that is meant: a name stands for the artifact beside the configuration.
 fn path_of(arguments: &args::Show) -> Result<PathBuf, Failure> {
     match NAMED.iter().find(|(name, _)| arguments.artifact == Path::new(name)) {
-        Some((_, file)) => Ok(beside(&config::load(&arguments.config.config)?, None, file)),
+        Some((_, file)) => Ok(beside(&config::load_data(&arguments.config.config)?, None, file)),
         None => Ok(arguments.artifact.clone()),
     }
 }

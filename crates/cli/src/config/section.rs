@@ -18,6 +18,8 @@ pub(super) struct Section<'p, 'y> {
     text: &'y str,
     entries: Vec<(String, &'y MarkedYaml<'y>, usize)>,
     known: Vec<&'static str>,
+    /// Whether it has keys, or could have them: it is a mapping, empty, or not there.
+    is_mapping: bool,
     pub(super) problems: &'p mut Vec<ConfigProblem>,
 }
 
@@ -34,6 +36,7 @@ impl<'p, 'y> Section<'p, 'y> {
             text,
             entries: vec![],
             known: vec![],
+            is_mapping: true,
             problems,
         };
         match node.map(|n| &n.data) {
@@ -49,7 +52,14 @@ impl<'p, 'y> Section<'p, 'y> {
                 }
             }
             None | Some(YamlData::Value(Scalar::Null)) => {}
-            Some(_) => section.problem(section.line, "", "must be a mapping of fields".to_owned()),
+            Some(_) => {
+                section.is_mapping = false;
+                section.problem(
+                    section.line,
+                    "",
+                    "must be a mapping of fields, as `{field: value}`".to_owned(),
+                );
+            }
         }
         section
     }
@@ -71,7 +81,9 @@ impl<'p, 'y> Section<'p, 'y> {
     }
 
     pub(super) fn child(&mut self, key: &'static str) -> Option<&'y MarkedYaml<'y>> {
-        self.known.push(key);
+        if !self.known.contains(&key) {
+            self.known.push(key);
+        }
         self.entries.iter().find(|(name, ..)| name == key).map(|(_, node, _)| *node)
     }
 
@@ -83,6 +95,10 @@ impl<'p, 'y> Section<'p, 'y> {
     }
 
     fn missing(&mut self, key: &'static str) {
+        // Where the section is something else, that is the problem.
+        if !self.is_mapping {
+            return;
+        }
         let line = self.line;
         self.problem(line, key, "is missing".to_owned());
         if let Some(problem) = self.problems.last_mut() {
@@ -180,10 +196,18 @@ impl<'p, 'y> Section<'p, 'y> {
         if let Some(value) = value.filter(|value| range.contains(value)) {
             return Some(value);
         }
+        let is_quoted =
+            matches!(&node.data, YamlData::Value(Scalar::String(text)) if text.parse::<u64>().is_ok());
+        let quotes = if is_quoted { ", without quotes" } else { "" };
         self.problem(
             line,
             key,
-            format!("{}, must be an integer from {} to {}", self.shown(node), range.start(), range.end()),
+            format!(
+                "{}, must be an integer from {} to {}{quotes}",
+                self.shown(node),
+                range.start(),
+                range.end()
+            ),
         );
         None
     }

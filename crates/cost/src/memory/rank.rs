@@ -134,7 +134,7 @@ impl CostModel {
         }
         let segments = segments_of(&microbatch.shape.encoder_segments);
         let hidden = total.saturating_mul(self.encoder_hidden_bytes);
-        let features = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
+        let features = microbatch.feature_tokens.saturating_mul(self.feature_bytes);
         let outgoing = if stage.is_last { features } else { hidden };
         let modules = self.encoder_modules(stage);
         let bytes: Vec<(Bytes, u64)> = modules
@@ -171,7 +171,7 @@ impl CostModel {
             return (MicrobatchBytes::default(), false);
         }
         let hidden = self.llm_rows(total).saturating_mul(self.hidden_bytes);
-        let features = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
+        let features = microbatch.feature_tokens.saturating_mul(self.feature_bytes);
         let (mut pieces, mut is_extrapolated) = (Vec::new(), false);
         let mut push = |bytes: Bytes, count: u64, is_head| {
             is_extrapolated |= bytes.is_extrapolated;

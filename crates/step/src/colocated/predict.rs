@@ -47,7 +47,7 @@ pub(crate) fn column(
     column
 }
 
-/// The most feature tokens that a rank sends to others or gets from them.
+/// The most that a rank sends to others or gets from them: its feature tokens, as hidden states of as many bytes.
 fn exchanged(scheduler: &StepScheduler, llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> u64 {
     let holders = holders(llm);
     let (mut sent, mut got) = (vec![0_u64; encoder.len()], vec![0_u64; llm.len()]);
@@ -60,5 +60,5 @@ fn exchanged(scheduler: &StepScheduler, llm: &[Vec<SampleIndex>], encoder: &[Vec
             got[to] += tokens;
         }
     }
-    sent.into_iter().chain(got).max().unwrap_or(0)
+    scheduler.model.features_as_hidden_tokens(sent.into_iter().chain(got).max().unwrap_or(0))
 }

@@ -95,7 +95,7 @@ fn column_of_profile(
                 column.sent_tokens += model.as_hidden_tokens(work.shape.encoder_tokens());
             }
         }
-        column.sent_tokens += work.feature_tokens;
+        column.sent_tokens += model.features_as_hidden_tokens(work.feature_tokens);
     }
     for (replica, samples) in (0..).zip(llm).filter(|(_, samples)| !samples.is_empty()) {
         let shape = pack(scheduler, samples);

@@ -34,6 +34,23 @@ def family_of(model_dir: str | os.PathLike[str]) -> str:
     return read_family(model_dir, FAMILIES)
 
 
+def feature_width(model_dir: str | os.PathLike[str]) -> int:
+    """Values of a feature that passes from the encoder to the LLM backbone.
+
+    Args:
+        model_dir: folder with `config.json`, Hugging Face form.
+
+    Returns:
+        As many as a hidden state has, or a multiple of that (DeepStack).
+
+    Raises:
+        FileNotFoundError: there is no `config.json`.
+        ProfileError: as `load_pieces`.
+    """
+    family = import_module(f"dflop.models.families.{family_of(model_dir)}")
+    return family.ADAPTER(Path(model_dir)).feature_width
+
+
 def load_pieces(model_dir: str | os.PathLike[str]) -> list[Piece]:
     """The pieces of the model in `model_dir`, chosen by its family.
 

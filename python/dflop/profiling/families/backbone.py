@@ -40,11 +40,12 @@ TOKENS_PER_LABEL = 3
 """Tokens of a pack for each label token, where labels are measured."""
 
 
-def backbone_pieces(source: Source) -> list[ModelPiece]:
+def backbone_pieces(source: Source, feature_width: int | None = None) -> list[ModelPiece]:
     """Embedding, layers and head.
 
     Args:
         source: of the model.
+        feature_width: values of a feature; None: as many as a hidden state has.
 
     Returns:
         Three pieces.
@@ -64,7 +65,7 @@ def backbone_pieces(source: Source) -> list[ModelPiece]:
         mask_T = torch.arange(total, device=settings.device) < features
         ids_T = _random_ids(total, module.embed_tokens.num_embeddings, settings)
         positions_1T = torch.cat([torch.arange(tokens) for tokens in segments])[None].to(settings.device)
-        leaf = random_states(settings, features, text.hidden_size)
+        leaf = random_states(settings, features, feature_width or text.hidden_size)
         return Fed(leaf, (ids_T, mask_T, positions_1T), (ids_T,))
 
     def own_rows(total: int, settings: PieceSettings) -> int:

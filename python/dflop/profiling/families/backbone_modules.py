@@ -54,7 +54,7 @@ class LlmEmbedding(nn.Module):
         """Hidden states before the first layer.
 
         Args:
-            features_ED: of all media.
+            features_ED: of all media; wider than D where later layers add features too (DeepStack).
             ids_T: int64; where a feature goes, any id.
             mask_T: bool; true where a feature goes.
             positions_1T: int64.
@@ -67,6 +67,7 @@ class LlmEmbedding(nn.Module):
         # Rotary angles are computed here and not with the layers: a stage does it once, while the time of a
         # layer is multiplied by the number of layers.
         rotate(self.rotary, positions_1T, embedded_TD)
+        embedded_TD = nn.functional.pad(embedded_TD, (0, features_ED.shape[1] - embedded_TD.shape[1]))
         hidden_TD = embedded_TD.masked_scatter(mask_T[:, None], features_ED)
         return hidden_TD if self.row_sums is None else own_rows(hidden_TD, self.row_sums)
 

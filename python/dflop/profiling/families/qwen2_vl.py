@@ -5,7 +5,7 @@
     projector           hidden_TV  -> features_ED    merge^2 neighbouring patches a feature
 
 Shape letters: T patches (encoder tokens), C values of a patch, E feature tokens, V and D widths of encoder
-and backbone. Only the layers are cut by tensor parallelism. `vision_pieces` serves Qwen2.5-VL too.
+and backbone. Only the layers are cut by tensor parallelism. `vision_pieces` serves Qwen2.5-VL, Qwen3-VL too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def vision_pieces(
     width: int,
     counts: dict[str, int],
 ) -> list[ModelPiece]:
-    """The pieces of the encoder, for both families.
+    """The pieces of the encoder, for all families of the Qwen-VL kind.
 
     Args:
         source: of the model.

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dflop.models.patches import bounds_of_patches, merge, reorder, rotate_patches, run_layer
+from dflop.models.patches import (
+    bounds_of_patches,
+    embed_patches,
+    merge,
+    mergers_of,
+    rotate_patches,
+    run_layer,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +31,8 @@ class PatchEmbedding(nn.Module):
     def __init__(self, tower: Any, geometry: Geometry) -> None:
         super().__init__()
         self.patch_embed, self.rotary, self.geometry = tower.patch_embed, tower.rotary_pos_emb, geometry
+        if hasattr(tower, "pos_embed"):
+            self.pos_embed = tower.pos_embed
 
     def forward(self, patches_TC: torch.Tensor, patches: Patches) -> torch.Tensor:
         """Hidden states before the first layer.
@@ -35,11 +44,11 @@ class PatchEmbedding(nn.Module):
         Returns:
             hidden_TV.
         """
-        hidden_TV = self.patch_embed(patches_TC)
+        hidden_TV = embed_patches(self, patches_TC, patches, self.geometry)
         # Rotary angles are computed here and not with the layers: a call does it once, while the time of a
         # layer is multiplied by the number of layers.
         rotate_patches(self.rotary, patches, self.geometry, hidden_TV)
-        return reorder(hidden_TV, patches.order, self.geometry.feature_patches)
+        return hidden_TV
 
 
 class EncoderLayers(nn.Module):
@@ -84,7 +93,7 @@ class Merger(nn.Module):
 
     def __init__(self, tower: Any) -> None:
         super().__init__()
-        self.merger = tower.merger
+        self.mergers = nn.ModuleList(mergers_of(tower))
 
     def forward(self, hidden_TV: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
         """Features of all pictures, one after the other.
@@ -94,6 +103,6 @@ class Merger(nn.Module):
             order: that of `Patches`.
 
         Returns:
-            features_ED.
+            features_EW. Where features come of several layers, all of them read `hidden_TV` here.
         """
-        return merge(self.merger, hidden_TV, order)
+        return merge(list(self.mergers), [hidden_TV] * len(self.mergers), order)

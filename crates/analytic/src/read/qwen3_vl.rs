@@ -1,0 +1,82 @@
+//! Qwen3-VL: patches with learnt positions, features of several layers of the encoder, and a norm over each head of the
+//! backbone's queries and keys.
+
+use super::{TIED, kept_activations, llm, section};
+use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
+use crate::defaults::{QWEN3_VL_TEXT, QWEN3_VL_VISION};
+use crate::error::AnalyticError;
+use crate::fields::Section;
+use serde_json::Value;
+
+/// What the configuration describes.
+pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
+    let vision = section(config, "vision_config", QWEN3_VL_VISION)?;
+    let text = section(config, "text_config", QWEN3_VL_TEXT)?;
+    let whole = Section { path: "", object: config, defaults: &[] };
+    // Hugging Face's class asks only the whole configuration, and adds no bias to the MLP.
+    let is_tied = whole.flag(TIED, false)?;
+    let llm = Llm { is_tied, has_mlp_bias: false, has_head_norm: true, ..llm(config, &text, false)? };
+    let width = vision.count("hidden_size")?;
+    let num_heads = vision.count("num_heads")?;
+    vision.divides("num_heads", num_heads, width)?;
+    let (merge, side) = (vision.count("spatial_merge_size")?, vision.side("patch_size")?);
+    let num_layers = vision.count("depth")?;
+    let values = vision.count("in_channels")? * vision.side("temporal_patch_size")? * side * side;
+    if vision.count("out_hidden_size")? != llm.width {
+        return Err(vision.error("out_hidden_size", &format!("must be the backbone's width, {}", llm.width)));
+    }
+    let encoder = Encoder {
+        num_layers,
+        num_window_layers: 0,
+        num_unread_layers: 0,
+        width,
+        num_heads,
+        mlp_width: vision.count("intermediate_size")?,
+        mlp: MlpKind::Plain,
+        num_kept_activations: kept_activations(&vision, "hidden_act", "gelu_pytorch_tanh"),
+        norm: NormKind::Layer,
+        num_qkv_biases: 3,
+        has_one_qkv_product: true,
+        num_kept_copies: 2,
+        has_position_lookup: true,
+        has_qk_norm: false,
+        has_layer_scale: false,
+        has_rotation: true,
+        patches: Patches::Pixels { values, has_bias: true },
+        segment_tokens: None,
+        num_class_tokens: 0,
+        window_tokens: None,
+        unit_tokens: merge * merge,
+        num_table_parameters: vision.count("num_position_embeddings")? * width,
+        has_norm_before: false,
+        num_unread_parameters: 0,
+    };
+    let projector = Projector {
+        norm: Some((NormKind::Layer, false)),
+        merged_tokens: merge * merge,
+        pooled_tokens: 1,
+        num_dropped_tokens: 0,
+        inner_width: Some(merge * merge * width),
+        has_bias: true,
+        num_table_parameters: 0,
+        num_deep_layers: deep_layers(&vision, num_layers, llm.num_layers)?,
+    };
+    Ok(Architecture { family: "qwen3_vl".to_owned(), encoder, projector, llm })
+}
+
+/// How many layers of the encoder give features beside the last.
+fn deep_layers(vision: &Section, num_layers: u64, num_llm_layers: u64) -> Result<u64, AnalyticError> {
+    let name = "deepstack_visual_indexes";
+    let Some(list) = vision.get(name) else {
+        // Of the class: 8, 16 and 24.
+        return if num_layers > 24 { Ok(3) } else { Err(vision.error(name, "must be given for few layers")) };
+    };
+    let indices: Option<Vec<u64>> = list.as_array().and_then(|list| list.iter().map(Value::as_u64).collect());
+    let is_ascending = |list: &Vec<u64>| list.is_sorted_by(|a, b| a < b);
+    let fits = |list: &Vec<u64>| list.last().is_none_or(|last| *last < num_layers);
+    let found =
+        indices.filter(|list| is_ascending(list) && fits(list) && list.len() as u64 <= num_llm_layers);
+    found.map(|list| list.len() as u64).ok_or_else(|| {
+        vision.error(name, &format!("must be ascending layers below {num_layers}, at most {num_llm_layers}"))
+    })
+}

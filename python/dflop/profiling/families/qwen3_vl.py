@@ -1,0 +1,49 @@
+"""Qwen3-VL: as Qwen2-VL, with learnt positions, and features of several layers (DeepStack).
+
+    encoder_embedding   patches_TC -> hidden_TV      with learnt positions, and rotary angles
+    encoder_layer       hidden_TV  -> hidden_TV      attention within a picture or a frame pair
+    projector           hidden_TV  -> features_EW    all mergers: W is D times their number
+    llm_embedding       features_EW -> hidden_TW     features in their places; layers add the rest later
+
+What a layer adds to its result (one sum over the tokens of a pack) is not measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from dflop.models.families.qwen3_vl import Qwen3Vl
+from dflop.models.packing import PACKED_ENCODER
+from dflop.profiling.families.backbone import backbone_pieces
+from dflop.profiling.families.qwen2_vl import set_layers, vision_pieces
+from dflop.profiling.families.source import Source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dflop.profiling.pieces import Piece
+
+
+def pieces(model_dir: Path) -> list[Piece]:
+    """The pieces of a Qwen3-VL model.
+
+    Args:
+        model_dir: folder with `config.json`.
+
+    Returns:
+        Six pieces.
+
+    Raises:
+        ProfileError: the configuration asks for what is not built here; the message names the field.
+    """
+    # The adapter of training checks the configuration, and gives the geometry.
+    family = Qwen3Vl(model_dir)
+    source = Source(model_dir, Qwen3VLConfig, Qwen3VLForConditionalGeneration, set_layers, PACKED_ENCODER)
+    vision = source.encoder
+    counts = {"encoder_layer": vision.depth}
+    return [
+        *vision_pieces(source, family.geometry, family.encoder_plan(), vision.hidden_size, counts),
+        *backbone_pieces(source, family.feature_width),
+    ]
