@@ -137,6 +137,16 @@ fn model(pairing: Pairing, date: &str, encoders: &[Part], backbones: &[Part]) ->
     config.insert("tie_word_embeddings".to_owned(), text["tie_word_embeddings"].clone());
     let (tower, llm) = match pairing.family.as_str() {
         "internvl_chat" => ("vision_config", "llm_config"),
+        "internvl" => {
+            // The encoder's file is of the public form, whose names for these two are others than transformers'.
+            if let Some(vision) = vision.as_object_mut() {
+                for (name, ours) in [("attention_bias", "qkv_bias"), ("use_qk_norm", "qk_normalization")] {
+                    vision.remove(ours).map(|value| vision.insert(name.to_owned(), value));
+                }
+                vision.insert("model_type".to_owned(), json!("internvl_vision"));
+            }
+            ("vision_config", "text_config")
+        }
         "qwen2_audio" => ("audio_config", "text_config"),
         "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" => {
             // These files name the width of the features in the encoder's section, and know one kind of backbone.

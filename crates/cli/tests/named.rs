@@ -116,3 +116,41 @@ fn what_names_no_model_is_told() {
     let said = session.dflop(&["profile", "model"]);
     assert!(said.contains("status: 2"), "{said}");
 }
+
+/// The paper's models beside Qwen2's: a backbone with a smaller vocabulary than the family's marks, and InternVL in
+/// transformers' form. Where nothing fits, the reasons are the answer, whatever was to be explained.
+#[test]
+fn pairings_are_planned_by_name_and_what_does_not_fit_says_why() {
+    for (name, ranks, is_large) in
+        [("internvl3-8b-hf", "8}", false), ("llava-onevision-llama-3-70b", "2}", true)]
+    {
+        let config = CONFIG.replace("llava-onevision-qwen2-7b", name).replace("16}\n", &format!("{ranks}\n"));
+        let session = session(&config);
+        let said = session.dflop(&["plan", "--explain", "1"]);
+        assert!(said.contains(if is_large { "status: 1" } else { "status: 0" }), "{said}");
+        assert_eq!(
+            said.contains("error: no plan fits 2 ranks") && said.contains("hint: "),
+            is_large,
+            "{said}"
+        );
+    }
+}
+
+/// A sweep is drawn with a line for each combination but that of the first field.
+#[test]
+fn a_sweep_is_a_table_and_a_figure() {
+    let session = session(&CONFIG.replace("16}\n", "8}\n"));
+    let set = ["--set", "data.weights.video=0.1,0.3", "--set", "train.recipe=full,frozen-encoder"];
+    let files = ["--csv", "sweep.csv", "--plot", "sweep.svg"];
+    let said = session.dflop(&[&["simulate"][..], &set, &files].concat());
+    assert!(said.contains("status: 0") && said.contains("wrote sweep.svg"), "{said}");
+    let drawn = fs::read_to_string(session.path("sweep.svg")).unwrap();
+    assert_eq!(fs::read_to_string(session.path("sweep.csv")).unwrap().lines().count(), 5);
+    for text in
+        ["train.recipe full", "train.recipe frozen-encoder", "plan at 0.3: ", "best baseline at 0.1: "]
+    {
+        assert!(drawn.contains(text), "{text}: {drawn}");
+    }
+    let said = session.dflop(&["simulate", "--plot", "sweep.svg"]);
+    assert!(said.contains("status: 2") && said.contains("--set"), "{said}");
+}

@@ -60,6 +60,10 @@ const TRIED_WHOLE_MAX: usize = 3;
 /// Pipelines that are judged even if all candidates in front are colocated, so that people see what a pipeline takes.
 const PIPELINES: usize = 2;
 
+/// Colocated candidates that are judged though the estimate says that they lack memory, if it also says that they would be
+/// in front. The estimate scales the mean sample, and is some percent off where memory is all but full.
+const TIGHT: usize = 8;
+
 /// Candidates judged at once. It does not depend on the number of cores, so that a search does the same on any machine.
 const AT_ONCE: usize = 8;
 
@@ -129,6 +133,16 @@ pub(crate) fn judge(
             let next: Vec<usize> = (0..left.len()).filter(|&at| is_pipeline(&left[at])).take(most).collect();
             let next: Vec<Contender> = next.into_iter().rev().map(|at| left.remove(at)).collect();
             let verdicts = judged_first(input, models, next, batches, None)?;
+            sort_out(verdicts, &mut judged, found);
+        }
+        if size <= WHOLE_SAMPLES_MAX && !(input.halt)() {
+            let best_ns = judged.iter().map(Judgement::step_ns).min();
+            let is_tight = |one: &Contender| {
+                !is_pipeline(one) && one.rough.is_over && best_ns.is_some_and(|ns| one.rough.step_ns < ns)
+            };
+            let next: Vec<usize> = (0..left.len()).filter(|&at| is_tight(&left[at])).take(TIGHT).collect();
+            let next: Vec<Contender> = next.into_iter().rev().map(|at| left.remove(at)).collect();
+            let verdicts = judged_first(input, models, next, batches, best_ns)?;
             sort_out(verdicts, &mut judged, found);
         }
         waiting = left.into_iter().peekable();

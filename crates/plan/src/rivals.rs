@@ -24,9 +24,10 @@ use dflop_sim::{Durations, order, simulate_interleaved};
 use dflop_step::{Arm, Method};
 use dflop_types::{Action, MicrobatchShape, Rank, Recompute, SampleIndex, StageIndex, Zero, cut_layers};
 use rayon::prelude::*;
+use std::collections::BTreeSet;
 
 /// What people run today, or our balance in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Rival {
     /// Its name.
     pub name: &'static str,
@@ -38,12 +39,15 @@ pub struct Rival {
     pub num_microbatches: u32,
     /// Mean step over the global batches, in nanoseconds; `None` where nothing of it fits.
     pub step_ns_mean: Option<u64>,
+    /// Idle time over ranks and makespan, as the mean over the global batches; `None` where nothing of it fits.
+    pub bubble_ratio: Option<f64>,
 }
 
 /// Candidates of a rival that have the scheduler's whole search: those in front by their first answers.
 const WHOLE_TRIED: usize = 3;
 
-/// The most candidates that are scheduled for `paper` until one fits, in the order of the paper's estimate.
+/// The most layouts that are scheduled for `paper` in each mode of recomputation until one fits, in the order of the
+/// paper's estimate.
 const PAPER_TRIED: usize = 24;
 
 /// All rivals, each with the fastest configuration that fits. `paper` chooses among all `contenders`; the others have
@@ -80,13 +84,20 @@ pub(crate) fn rivals(
     let mut at_mean: Vec<&Contender> =
         contenders.iter().filter(|one| !one.candidate.layout.is_colocated() && !one.rough.is_over).collect();
     at_mean.sort_by_key(|one| (one.rough.at_mean_ns, one.candidate));
-    let mut paper = None;
-    for one in at_mean.into_iter().take(PAPER_TRIED) {
-        let own = [one.candidate];
-        let found = fastest("paper", true, &own, &[Method::Balanced], input, models, batches)?;
-        let fits = found.step_ns_mean.is_some();
-        paper = Some(found);
-        if fits {
+    // In every mode of recomputation: what holds most is estimated fastest, and would be all that is tried where it lacks
+    // memory. Of one layout the number of microbatches with the least estimate.
+    let mut paper: Option<Rival> = None;
+    for &mode in models.modes() {
+        let mut seen = BTreeSet::new();
+        let of_mode = at_mean.iter().filter(|one| one.candidate.recompute == mode);
+        let firsts = of_mode.filter(|one| seen.insert(one.candidate.layout));
+        for one in firsts.take(PAPER_TRIED) {
+            let own = [one.candidate];
+            let found = fastest("paper", true, &own, &[Method::Balanced], input, models, batches)?;
+            let Some(ns) = found.step_ns_mean else { continue };
+            if paper.as_ref().and_then(|best| best.step_ns_mean).is_none_or(|best| ns < best) {
+                paper = Some(found);
+            }
             break;
         }
     }
@@ -95,7 +106,14 @@ pub(crate) fn rivals(
 }
 
 const fn none(name: &'static str) -> Rival {
-    Rival { name, is_of_others: true, layout: String::new(), num_microbatches: 0, step_ns_mean: None }
+    Rival {
+        name,
+        is_of_others: true,
+        layout: String::new(),
+        num_microbatches: 0,
+        step_ns_mean: None,
+        bubble_ratio: None,
+    }
 }
 
 fn words(layout: &str, recompute: Recompute) -> String {
@@ -148,7 +166,8 @@ fn fastest(
     // A method that searches is not judged by its first answer alone. Its candidates in front have the whole search, as
     // ours have.
     let searches = |arm: Arm| matches!(arm.method, Method::Aware | Method::Ordered | Method::Shaped);
-    if input.global_batch_size as usize <= WHOLE_SAMPLES_MAX {
+    let has_whole = input.global_batch_size as usize <= WHOLE_SAMPLES_MAX;
+    if has_whole {
         let whole: Vec<Option<Timed>> = steps
             .iter()
             .filter(|(_, _, arm)| searches(*arm))
@@ -159,15 +178,25 @@ fn fastest(
             .collect::<Result<_, PlanError>>()?;
         steps.extend(whole.into_iter().flatten());
     }
-    let Some((ns, candidate, _)) = steps.into_iter().min_by_key(|&(ns, candidate, _)| (ns, candidate)) else {
+    let Some((ns, candidate, arm)) = steps.into_iter().min_by_key(|&(ns, candidate, _)| (ns, candidate))
+    else {
         return Ok(Rival { is_of_others, ..none(name) });
     };
+    // Idle time is asked of the winner alone, whose schedules are made once more for it.
+    let scheduler = candidate.scheduler(input, models)?;
+    let is_whole = searches(arm) && has_whole;
+    let mut idle = 0.0;
+    for (step, batch) in (0..).zip(batches) {
+        let schedule = scheduler.schedule_until(step, batch, arm, &|| !is_whole || (input.halt)())?;
+        idle += scheduler.simulate(&schedule)?.bubble_ratio();
+    }
     Ok(Rival {
         name,
         is_of_others,
         layout: words(&candidate.layout.to_string(), candidate.recompute),
         num_microbatches: candidate.num_microbatches,
         step_ns_mean: Some(ns),
+        bubble_ratio: Some(idle / batches.len().max(1) as f64),
     })
 }
 
@@ -241,16 +270,22 @@ fn megatron(
         })
         .filter(|way| way.has_rounds(num_layers))
         .collect();
-    let step = |way: &Pipelines| -> Option<u64> {
+    let count = batches.len().max(1);
+    let step = |way: &Pipelines| -> Option<(u64, f64)> {
         let model = models.cut(way.tp, way.recompute)?;
-        let steps = batches.iter().map(|batch| pipelines_ns(input, model, way, batch, is_balanced));
-        steps.sum::<Option<u64>>().map(|sum| sum / batches.len().max(1) as u64)
+        let mut sums = (0, 0.0);
+        for batch in batches {
+            let (step_ns, idle_ns) = pipelines_ns(input, model, way, batch, is_balanced)?;
+            sums = (sums.0 + step_ns, sums.1 + idle_ns as f64 / step_ns.max(1) as f64);
+        }
+        Some((sums.0 / count as u64, sums.1 / count as f64))
     };
-    let steps: Vec<Option<u64>> = ways.par_iter().map(step).collect();
-    let best = ways.iter().zip(steps).filter_map(|(way, ns)| Some((way, ns?))).min_by_key(|(_, ns)| *ns);
+    let steps: Vec<Option<(u64, f64)>> = ways.par_iter().map(step).collect();
+    let best =
+        ways.iter().zip(steps).filter_map(|(way, step)| Some((way, step?))).min_by_key(|(_, (ns, _))| *ns);
     best.map_or_else(
         || none(name),
-        |(way, ns)| Rival {
+        |(way, (ns, idle_ratio))| Rival {
             layout: {
                 let chunks =
                     if way.chunks > 1 { format!(" interleave {}", way.chunks) } else { String::new() };
@@ -259,19 +294,21 @@ fn megatron(
             },
             num_microbatches: way.num_microbatches,
             step_ns_mean: Some(ns),
+            bubble_ratio: Some(idle_ratio),
             ..none(name)
         },
     )
 }
 
-/// The step of a global batch, in nanoseconds; `None` if a rank has too little memory or a microbatch too many tokens.
+/// The step of a global batch and the mean idle time of its ranks, in nanoseconds; `None` if a rank has too little memory
+/// or a microbatch too many tokens.
 fn pipelines_ns(
     input: &SearchInput<'_>,
     model: &CostModel,
     way: &Pipelines,
     batch: &[SampleIndex],
     is_balanced: bool,
-) -> Option<u64> {
+) -> Option<(u64, u64)> {
     let (m, dp) = (way.num_microbatches as usize, way.dp as usize);
     let num_buckets = way.num_microbatches * way.dp;
     let bucket = if is_balanced {
@@ -311,7 +348,7 @@ fn pipelines_ns(
         .collect();
     // Megatron numbers the ranks of one stage one after the other, so the replicas of a stage share nodes.
     let sharding = Sharding::whole(Zero::States, way.dp);
-    let mut longest_ns = 0;
+    let (mut longest_ns, mut busy_ns) = (0, 0);
     for replica in 0..dp {
         // In arrival order the replicas take turns, microbatch by microbatch. Balanced microbatches are alike, so for those
         // it does not matter which replica has which.
@@ -339,7 +376,8 @@ fn pipelines_ns(
                 }
                 (one.forward_ns, one.backward_ns)
             });
-            let (forward_ns, backward_ns) = both.unzip();
+            let (forward_ns, backward_ns): (Vec<u64>, Vec<u64>) = both.unzip();
+            busy_ns += forward_ns.iter().chain(&backward_ns).sum::<u64>();
             durations.forward_ns.push(forward_ns);
             durations.backward_ns.push(backward_ns);
         }
@@ -348,7 +386,8 @@ fn pipelines_ns(
     let held: Vec<StageLayers> = (0..way.pp).map(|rank| held(&stages, way.pp, rank)).collect();
     let of_ranks = held.iter().map(|&held| model.sharded_stage_tail(held, sharding).ns);
     let first_ns = model.sharded_encoder_tail(sharding).ns + model.sharded_stage_tail(held[0], sharding).ns;
-    Some(longest_ns + of_ranks.max().unwrap_or(0).max(first_ns))
+    let idle_ns = longest_ns.saturating_sub(busy_ns / u64::from(way.dp * way.pp));
+    Some((longest_ns + of_ranks.max().unwrap_or(0).max(first_ns), idle_ns))
 }
 
 /// All chunks that a pipeline rank holds, as one stage: their layers together.

@@ -3,7 +3,8 @@
 //! A run leaves numbers in many files. [`render`] puts the numbers that answer "is it faster, why, and can I trust
 //! the prediction?" on one page. The page opens offline, prints, and can be read without scripts, without colour and
 //! by a screen reader. [`Report`] holds what is known. Every part is optional: a plan alone gives a page too.
-//! [`figure`] draws one global batch, trained by baselines and by ours, as an SVG file of its own.
+//! [`figure`] draws one global batch, trained by baselines and by ours, as an SVG file of its own; [`sweep()`] draws plans
+//! under other conditions.
 //!
 //! ```
 //! let report = dflop_report::Report { title: "a run".to_owned(), ..Default::default() };
@@ -21,11 +22,13 @@ mod figure;
 mod loss;
 mod page;
 mod shapes;
+mod sweep;
 
 pub use against::{Against, AgainstRow, Change, StepPair, Unit};
 pub use figure::figure;
 pub use loss::{GroupLoss, LossPoint};
 pub use shapes::{RankBytes, ShapeError};
+pub use sweep::{Sweep, SweepLine, sweep};
 
 use dflop_types::{DataProfile, ModelProfile, Plan, Timeline};
 

@@ -8,3 +8,4 @@ mod render;
 mod shapes;
 mod small;
 mod soundness;
+mod sweep;

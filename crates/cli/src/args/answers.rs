@@ -65,6 +65,9 @@ pub(crate) struct Simulate {
     /// Write the rows of --set as CSV
     #[arg(long, value_name = "FILE", requires = "set")]
     pub(crate) csv: Option<PathBuf>,
+    /// Draw the rows of --set as an SVG: samples a second over the first field, a line for each combination of the others
+    #[arg(long, value_name = "FILE", requires = "set")]
+    pub(crate) plot: Option<PathBuf>,
     /// Also write a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,

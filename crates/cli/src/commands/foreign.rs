@@ -4,6 +4,7 @@
 //! Names as in Megatron-LM's `megatron/training/arguments.py` and its Megatron-FSDP guide (`docs/user-guide/features`), and in
 //! torchtitan's `config/job_config.py`, read on 2026-11-23.
 
+use dflop_types::number::counted;
 use dflop_types::{RankedPlan, Recompute, Zero};
 
 /// Arguments, one a line, and what they leave out as comments.
@@ -58,7 +59,7 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
     if layout.is_interleaved() {
         arguments.push(format!("--num-virtual-stages-per-pipeline-rank {}", layout.llm_interleave));
     }
-    lacks.push(format!("microbatches of different size: each has {microbatch} samples"));
+    lacks.push(format!("microbatches of different size: each has {}", counted(microbatch.into(), "sample")));
     let strategy = match layout.zero {
         Zero::Nothing => None,
         Zero::States => Some("optim"),

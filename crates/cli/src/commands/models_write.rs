@@ -32,8 +32,18 @@ fn files(model: &CatalogueModel) -> Vec<(&'static str, Value)> {
     let Some(of_family) = processors.families.get(&model.family) else {
         return vec![("config.json", config)];
     };
+    let vocabulary =
+        ["text_config", "llm_config"].iter().find_map(|text| config[*text]["vocab_size"].as_u64());
+    let mut reserved = vocabulary.unwrap_or(u64::MAX);
     for (name, value) in &of_family.config {
         config[name.as_str()] = value.clone();
+        // A pairing's backbone may have another vocabulary than the family's own: the marks of media then take its last
+        // tokens, which are reserved (Llama-3 has 250 of them).
+        let is_token = name.ends_with("_token_id") || name.ends_with("_token_index");
+        if is_token && value.as_u64().zip(vocabulary).is_some_and(|(id, size)| id >= size) {
+            reserved -= 1;
+            config[name.as_str()] = json!(reserved);
+        }
     }
     vec![("config.json", config), ("preprocessor_config.json", of_family.preprocessor.clone())]
 }
@@ -94,6 +104,23 @@ mod tests {
     use dflop_analytic::{Architecture, catalogue};
     use dflop_data::family;
 
+    /// The tokens that stand for media are apart, and in the vocabulary of the backbone.
+    fn marks_are_tokens_of_the_backbone(name: &str, config: &Value) {
+        let vocabulary = config["text_config"]["vocab_size"].as_u64().unwrap();
+        let fields = config.as_object().unwrap().iter();
+        let mut ids: Vec<u64> = fields
+            .filter(|(field, _)| field.ends_with("_token_id") || field.ends_with("_token_index"))
+            .map(|(_, id)| id.as_u64().unwrap())
+            .collect();
+        let count = ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        assert!(
+            count > 0 && ids.len() == count && ids[count - 1] < vocabulary,
+            "{name}: {ids:?} {vocabulary}"
+        );
+    }
+
     /// Every model: its files are read by the shape rule and by the analytic model as the catalogue's own.
     #[test]
     fn the_files_are_those_of_the_model() {
@@ -112,6 +139,7 @@ mod tests {
                 };
                 let rule = family::open(&files).unwrap().unwrap();
                 assert_eq!(rule.name(), model.family);
+                marks_are_tokens_of_the_backbone(&model.name, &files.config);
             }
         }
     }

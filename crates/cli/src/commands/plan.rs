@@ -68,8 +68,9 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         Some(found) => Some((found, found.change(&inputs, &mut outcome.ranked, arguments.restart_seconds)?)),
         None => None,
     };
-    let explained =
-        arguments.explain.as_deref().map(|asked| explained(&input, &outcome, asked)).transpose()?;
+    // Without a plan the answer is why there is none, not that the list is empty.
+    let asked = arguments.explain.as_deref().filter(|_| !outcome.ranked.is_empty());
+    let explained = asked.map(|asked| explained(&input, &outcome, asked)).transpose()?;
     bar.finish_and_clear();
     let run = arguments.samples.map(|samples| Run {
         samples,
@@ -231,6 +232,7 @@ fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds:
             "samples_per_s": rival.step_ns_mean.map(per_second),
             "layout": rival.layout,
             "num_microbatches": rival.num_microbatches,
+            "bubble_ratio": rival.bubble_ratio,
             "is_of_others": rival.is_of_others,
         });
         (rival.name.to_owned(), value)

@@ -196,7 +196,8 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     let inputs = Inputs::read_to_plan(&arguments.files.inputs)?;
     inputs.note_device();
     if !arguments.set.is_empty() {
-        return what_if::run(&inputs, &arguments.set, arguments.csv.as_deref(), arguments.json);
+        let files = what_if::Files { csv: arguments.csv.as_deref(), plot: arguments.plot.as_deref() };
+        return what_if::run(&inputs, &arguments.set, files, arguments.json);
     }
     let path = beside(&inputs.config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&path)?;

@@ -5,8 +5,10 @@ use crate::Failure;
 use crate::config::Config;
 use dflop_analytic::Hardware;
 use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
+use dflop_report::{Sweep, SweepLine};
 use dflop_types::{
-    DataProfile, LinkSpan, MadeFrom, ModelProfile, PipelineOrder, Recipe, SampleKind, SampleShape, artifact,
+    DataProfile, LinkSpan, MadeFrom, ModelProfile, PipelineOrder, Recipe, SampleKind, SampleShape,
+    WayPrediction, artifact,
 };
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -178,11 +180,19 @@ fn combinations(settings: &[Setting]) -> Vec<Vec<String>> {
     })
 }
 
-/// Plans each combination and prints a row for it: as CSV to `csv`, as JSON, or as a table.
+/// Files that the rows are also written to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Files<'a> {
+    pub(super) csv: Option<&'a Path>,
+    pub(super) plot: Option<&'a Path>,
+}
+
+/// Plans each combination and prints a row for it: as CSV to a file, as JSON, or as a table. Draws them where a file for
+/// that is named.
 pub(super) fn run(
     inputs: &Inputs,
     settings: &[Setting],
-    csv: Option<&Path>,
+    files: Files<'_>,
     is_json: bool,
 ) -> Result<(), Failure> {
     let rows = combinations(settings);
@@ -209,7 +219,44 @@ pub(super) fn run(
         let outcome = planned(&case, &inputs.data_profile)?;
         found.push((case, outcome));
     }
-    show(settings, &found, csv, is_json)
+    show(settings, &found, files.csv, is_json)?;
+    if let Some(path) = files.plot {
+        let text = dflop_report::sweep(&drawn(settings, &found));
+        artifact::write_text(path, "figure", &text)
+            .map_err(|error| Failure::of_flag(error, "--plot FILE"))?;
+        talk!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// The rows as lines over the values of the first setting.
+fn drawn(settings: &[Setting], found: &[(Case, Outcome)]) -> Sweep {
+    let (first, others) = settings.split_first().expect("clap asks for a setting");
+    // The last setting changes fastest, so the rows of one value of the first stand together.
+    let num_lines = found.len() / first.values.len().max(1);
+    let per_s = |outcome: &Outcome, ns: Option<u64>| {
+        ns.map(|ns| f64::from(outcome.global_batch_size) / (ns.max(1) as f64 / 1e9))
+    };
+    let line = |at: usize| {
+        let of_line: Vec<&(Case, Outcome)> = found.iter().skip(at).step_by(num_lines.max(1)).collect();
+        let named = others.iter().zip(&found[at].0.values[1..]);
+        let rate = |step_ns: fn(&Outcome) -> Option<u64>| {
+            of_line.iter().map(|(_, outcome)| per_s(outcome, step_ns(outcome))).collect()
+        };
+        SweepLine {
+            name: named
+                .map(|(field, value)| format!("{} {value}", field.field))
+                .collect::<Vec<_>>()
+                .join(", "),
+            plan: rate(|outcome| outcome.ranked.first().map(|plan| plan.prediction.step_ns_mean)),
+            baseline: rate(|outcome| WayPrediction::best_baseline(&outcome.ways).map(|(_, ns)| ns)),
+        }
+    };
+    Sweep {
+        field: first.field.clone(),
+        values: first.values.clone(),
+        lines: (0..num_lines).map(line).collect(),
+    }
 }
 
 fn planned(case: &Case, data: &DataProfile) -> Result<Outcome, Failure> {
@@ -261,7 +308,7 @@ fn show(
         let size = outcome.global_batch_size;
         let best = outcome.ranked.first();
         let step_ns = best.map(|plan| plan.prediction.step_ns_mean);
-        let baseline = dflop_types::WayPrediction::best_baseline(&outcome.ways).map(|(_, ns)| ns);
+        let baseline = WayPrediction::best_baseline(&outcome.ways).map(|(_, ns)| ns);
         let per_s = step_ns.map(|ns| f64::from(size) / (ns.max(1) as f64 / 1e9));
         let peak = best
             .map(|plan| plan.prediction.encoder_memory_bytes_peak.max(plan.prediction.llm_memory_bytes_peak));
