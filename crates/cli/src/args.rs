@@ -9,7 +9,7 @@ mod shell;
 
 pub(crate) use answers::{Advise, CostSource, Costs, EstimateRuns, Order, RanksMeet, Schedule, Simulate};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use dflop_plan::Only;
+use dflop_plan::{Objective, Only};
 use dflop_step::Arm;
 pub(crate) use profile::{Profile, ProfileData, ProfileDiff, ProfileMerge, ProfileModel};
 use serde::Serialize;
@@ -132,11 +132,12 @@ pub(crate) struct Plan {
     /// Where to write [default: plan.json beside the configuration, with --from-run plan.live.json]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Global batches to judge each candidate on
-    ///
-    /// [default: as many as hold 2,048 samples together, from 2 to 8]
+    /// Global batches to judge each candidate on [default: as many as hold 2,048 samples together, from 2 to 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) sampled_batches: Option<u32>,
+    /// Rank plans by the mean step over the sampled batches, or by the 95th percentile: of fewer than 20 batches the slowest
+    #[arg(long, value_name = "mean|p95", default_value = "mean")]
+    pub(crate) objective: Objective,
     /// Look at a part of the candidates only, for example `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
     ///
     /// Fields: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave (chunks of layers on each pipeline rank), colocated
@@ -153,7 +154,7 @@ pub(crate) struct Plan {
     /// With --from-run: what it takes to start the ranks again and load the checkpoint [default: 60, assumed]
     #[arg(long, value_name = "SECONDS", requires = "from_run", value_parser = seconds)]
     pub(crate) restart_seconds: Option<f64>,
-    /// Also search what people run today, on the same ranks and memory: Megatron, FSDP and the paper's system
+    /// Also search what people run today, on the same ranks and memory: Megatron, FSDP and the paper's system; and fewer ranks
     #[arg(long)]
     pub(crate) compare: bool,
     /// Explain one of the plans: where its time and memory go, and what the scheduler adds to the layout

@@ -11,7 +11,7 @@
 mod mixes;
 
 use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
-use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
+use dflop_plan::{Objective, Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_step::GiantRule;
 use dflop_types::{Cluster, MadeFrom, ModelProfile, PipelineOrder, SampleShape};
 use serde_json::json;
@@ -95,6 +95,7 @@ fn input<'a>(
         giants: GiantRule::default(),
         bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
+        objective: Objective::Mean,
         num_steps: 0,
         num_sampled_batches: (2_048 / global_batch_size).clamp(2, 4),
         trained: dflop_types::Trained::default(),

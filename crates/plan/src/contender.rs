@@ -8,6 +8,7 @@ use crate::facts::Facts;
 use crate::feasible::Alone;
 use crate::input::SearchInput;
 use crate::models::{Models, Way};
+use crate::objective::Objective;
 use crate::rough::{BatchSizes, Rough, rough};
 use crate::space::Candidate;
 use dflop_cost::CostModel;
@@ -33,9 +34,9 @@ impl Contender {
         self.bounds_ns.iter().map(|&ns| u128::from(ns)).sum()
     }
 
-    /// Lower bound on the mean of its steps, in nanoseconds.
-    pub(crate) fn bound_mean_ns(&self) -> u64 {
-        u64::try_from(self.bound_sum_ns() / (self.bounds_ns.len().max(1) as u128)).unwrap_or(u64::MAX)
+    /// Lower bound on what the objective says of its steps, in nanoseconds.
+    pub(crate) fn bound_ns(&self, objective: Objective) -> u64 {
+        objective.of(&self.bounds_ns)
     }
 }
 

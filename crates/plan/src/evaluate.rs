@@ -2,14 +2,16 @@
 //! simulator.
 
 use crate::error::PlanError;
+use crate::objective::Objective;
 use dflop_step::{Arm, StepError, StepScheduler};
 use dflop_types::statistics::Interval;
 use dflop_types::{PlanPrediction, Rejection, SampleIndex};
 
 /// What became of a candidate that was judged.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Outlook {
-    Fits(PlanPrediction),
+    /// The judged batches.
+    Fits(Vec<Judged>),
     Falls(Rejection),
 }
 
@@ -106,31 +108,29 @@ pub(crate) fn summary(judged: &[Judged]) -> PlanPrediction {
 }
 
 /// The judgement of one candidate on `batches`. `bounds_ns` has a certified lower bound for each batch. The candidate is
-/// rejected as soon as the steps judged so far, with the bounds of the batches left, have a mean above `cutoff_ns`.
+/// rejected as soon as `objective` puts the steps judged so far, with the bounds of the batches left, above `cutoff_ns`.
 pub(crate) fn evaluate(
     scheduler: &StepScheduler,
     batches: &[Vec<SampleIndex>],
     bounds_ns: &[u64],
+    objective: Objective,
     cutoff_ns: Option<u64>,
 ) -> Result<Outlook, PlanError> {
-    let num_batches = batches.len() as u128;
-    let mut left_ns: u128 = bounds_ns.iter().map(|&ns| u128::from(ns)).sum();
-    let mut done_ns = 0u128;
+    let mut least_ns = bounds_ns.to_vec();
     let mut judged = Vec::with_capacity(batches.len());
-    for (step, (batch, &bound_ns)) in (0..).zip(batches.iter().zip(bounds_ns)) {
-        if cutoff_ns.is_some_and(|cutoff| (done_ns + left_ns) / num_batches > u128::from(cutoff)) {
+    for (at, batch) in batches.iter().enumerate() {
+        if cutoff_ns.is_some_and(|cutoff| objective.of(&least_ns) > cutoff) {
             return Ok(Outlook::Falls(Rejection::Bound));
         }
-        match judge_batch(scheduler, step, batch, &|| false)? {
+        match judge_batch(scheduler, at as u64, batch, &|| false)? {
             Err(rejection) => return Ok(Outlook::Falls(rejection)),
             Ok(one) => {
-                done_ns += u128::from(one.makespan_ns);
-                left_ns -= u128::from(bound_ns);
+                least_ns[at] = one.makespan_ns;
                 judged.push(one);
             }
         }
     }
-    Ok(Outlook::Fits(summary(&judged)))
+    Ok(Outlook::Fits(judged))
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! What a search has found so far: the plans that it keeps, and why others cannot be the plan.
 
+use crate::evaluate::{Judged, summary};
+use crate::objective::Objective;
 use crate::run_memory::RunMemory;
 use crate::space::Candidate;
-use dflop_types::{Placement, RankedPlan, Rejection};
+use dflop_types::{PipelineOrder, Placement, RankedPlan, Rejection};
 use std::collections::BTreeMap;
 
 /// The most plans that an outcome holds: the best and five runners-up.
@@ -11,8 +13,12 @@ pub const NUM_RANKED: usize = 6;
 /// The judged candidates of a search, the rejections of the others, and why it ended.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// The best plans by step time, the fastest first, at most [`NUM_RANKED`].
+    /// Whether the mean step or the 95th percentile decides.
+    pub(crate) objective: Objective,
+    /// The best plans by that, the fastest first, at most [`NUM_RANKED`].
     pub(crate) ranked: Vec<RankedPlan>,
+    /// The 95th percentile of the judged steps of each plan, in nanoseconds.
+    pub(crate) p95_ns: BTreeMap<Candidate, u64>,
     pub(crate) rejections: Vec<Rejection>,
     pub(crate) num_judged: u64,
     /// Candidates that were not judged because the search was halted.
@@ -22,11 +28,24 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Adds a judged plan, in order of step time.
-    pub(crate) fn insert(&mut self, plan: RankedPlan) {
-        let ns = plan.prediction.step_ns_mean;
-        let place = self.ranked.partition_point(|other| other.prediction.step_ns_mean <= ns);
+    /// Adds a plan with its judged batches, in order of the objective.
+    pub(crate) fn insert(&mut self, candidate: &Candidate, order: PipelineOrder, judged: &[Judged]) {
+        let steps: Vec<u64> = judged.iter().map(Judged::makespan_ns).collect();
+        self.p95_ns.insert(*candidate, Objective::P95.of(&steps));
+        let plan = candidate.ranked(order, summary(judged));
+        let ns = self.value_ns(&plan);
+        let place = self.ranked.partition_point(|other| self.value_ns(other) <= ns);
         self.ranked.insert(place, plan);
+    }
+
+    /// What the objective says of the steps of a plan that was inserted, in nanoseconds.
+    pub(crate) fn value_ns(&self, plan: &RankedPlan) -> u64 {
+        match self.objective {
+            Objective::Mean => plan.prediction.step_ns_mean,
+            Objective::P95 => {
+                self.p95_ns.get(&Candidate::from(plan)).copied().unwrap_or(plan.prediction.step_ns_mean)
+            }
+        }
     }
 
     /// Keeps [`NUM_RANKED`] plans. The best plan of each placement stays among them, so that people can compare the two.
@@ -53,8 +72,8 @@ impl Found {
         }
     }
 
-    /// The step time above which a candidate cannot be among the best any more, in nanoseconds; `None` while there is room.
+    /// The value of the objective above which a candidate cannot be among the best any more, in nanoseconds; `None` while there is room.
     pub(crate) fn cutoff_ns(&self) -> Option<u64> {
-        self.ranked.get(NUM_RANKED - 1).map(|plan| plan.prediction.step_ns_mean)
+        self.ranked.get(NUM_RANKED - 1).map(|plan| self.value_ns(plan))
     }
 }

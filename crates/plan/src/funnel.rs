@@ -84,6 +84,7 @@ impl Judgement {
         summary(&self.judged)
     }
 
+    /// Its step on the first batch, in nanoseconds: the others are judged later.
     fn step_ns(&self) -> u64 {
         self.prediction().step_ns_mean
     }
@@ -155,7 +156,7 @@ pub(crate) fn judge(
             let front = std::mem::replace(&mut judged, left).into_iter().chain(other).collect();
             let fitting = rest_of_batches(input, models, front, batches, found)?;
             for one in fitting_run(input, models, fitting, run.as_ref(), found)? {
-                found.insert(one.contender.candidate.ranked(input.order, one.prediction()));
+                found.insert(&one.contender.candidate, input.order, &one.judged);
             }
             if size <= WHOLE_SAMPLES_MAX {
                 polish(input, models, batches, found)?;
@@ -169,7 +170,7 @@ pub(crate) fn judge(
     let was_halted = (input.halt)();
     let cutoff_ns = found.cutoff_ns();
     for contender in waiting {
-        if cutoff_ns.is_some_and(|cutoff| contender.bound_mean_ns() > cutoff) {
+        if cutoff_ns.is_some_and(|cutoff| contender.bound_ns(input.objective) > cutoff) {
             found.rejections.push(Rejection::Bound);
         } else if was_halted && num_tried < first {
             found.num_left += 1;
@@ -355,14 +356,14 @@ fn polish(
         polished.extend(promote(input, models, batches, found, &mut searched)?);
     }
     while polished.len() < if is_small { NUM_RANKED } else { WHOLE_MAX } && !(input.halt)() {
-        let best_ns = found.ranked.first().map_or(0, |plan| plan.prediction.step_ns_mean);
+        let best_ns = found.ranked.first().map_or(0, |plan| found.value_ns(plan));
         let is_open = |plan: &RankedPlan| !polished.contains(&Candidate::from(plan));
         // A plan in front, or so near that the whole search may put it there. The search gains more on colocated ranks than
         // on pipelines, so for those "near" is wider.
         let is_near = |plan: &RankedPlan| {
             let part = if plan.layout.is_colocated() { 4 } else { 8 };
             let near_ns = if is_small { best_ns.saturating_add(best_ns / part) } else { best_ns };
-            plan.prediction.step_ns_mean <= near_ns
+            found.value_ns(plan) <= near_ns
         };
         let next = found.ranked.iter().position(|plan| is_open(plan) && is_near(plan));
         let Some(at) = next else { break };
@@ -371,7 +372,7 @@ fn polish(
         let first = searched.remove(&candidate);
         if let Ok(judged) = searched_whole(input, models, &candidate, batches, first)? {
             found.ranked.remove(at);
-            found.insert(candidate.ranked(input.order, summary(&judged)));
+            found.insert(&candidate, input.order, &judged);
         }
     }
     Ok(())
@@ -410,10 +411,9 @@ fn promote(
     let Some(best) = found.ranked.first().copied().filter(|best| best.layout.is_colocated()) else {
         return Ok(None);
     };
-    let best_ns = best.prediction.step_ns_mean;
-    let is_near = |plan: &&RankedPlan| {
-        plan.layout.is_colocated() && plan.prediction.step_ns_mean <= best_ns + best_ns / 4
-    };
+    let best_ns = found.value_ns(&best);
+    let is_near =
+        |plan: &&RankedPlan| plan.layout.is_colocated() && found.value_ns(plan) <= best_ns + best_ns / 4;
     let tried: Vec<Candidate> =
         found.ranked.iter().filter(is_near).take(TRIED_WHOLE_MAX + 1).map(Candidate::from).collect();
     let verdicts: Vec<(Candidate, Verdict)> = tried
@@ -433,7 +433,7 @@ fn promote(
     let first = searched.remove(&front);
     if let Ok(judged) = searched_whole(input, models, &front, batches, first)? {
         found.ranked.retain(|plan| Candidate::from(plan) != front);
-        found.insert(front.ranked(input.order, summary(&judged)));
+        found.insert(&front, input.order, &judged);
         return Ok(Some(front));
     }
     Ok(None)

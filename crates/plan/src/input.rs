@@ -1,5 +1,6 @@
 //! What a search is asked: the data, the model, the cluster, and how hard to look.
 
+use crate::objective::Objective;
 use crate::only::Only;
 use dflop_step::GiantRule;
 use dflop_types::{Cluster, MadeFrom, ModelProfile, PipelineOrder, SampleShape, Trained};
@@ -34,6 +35,8 @@ pub struct SearchInput<'a> {
     pub bucket_tokens_max: Option<u64>,
     /// Order of actions.
     pub order: PipelineOrder,
+    /// Whether plans are ranked by their mean step or by their slow ones.
+    pub objective: Objective,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
     pub num_sampled_batches: u32,
     /// Steps of the run. A plan must fit all global batches of the run, and at least those of one epoch.
@@ -72,6 +75,7 @@ impl fmt::Debug for SearchInput<'_> {
             .field("giants", &self.giants)
             .field("bucket_tokens_max", &self.bucket_tokens_max)
             .field("order", &self.order)
+            .field("objective", &self.objective)
             .field("num_sampled_batches", &self.num_sampled_batches)
             .field("num_steps", &self.num_steps)
             .field("trained", &self.trained)

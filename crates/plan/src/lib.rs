@@ -23,6 +23,7 @@ mod error;
 mod evaluate;
 mod facts;
 mod feasible;
+mod fewer_ranks;
 #[cfg(test)]
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
@@ -31,6 +32,7 @@ mod funnel;
 mod input;
 mod mend;
 mod models;
+mod objective;
 mod only;
 mod outcome;
 mod rivals;
@@ -45,9 +47,11 @@ pub use caveats::Caveats;
 pub use data_parallel::{DataParallel, DataParallelStep};
 pub use detail::{Detail, detail};
 pub use error::PlanError;
+pub use fewer_ranks::{FewerRanks, fewer_ranks};
 pub use found::NUM_RANKED;
 pub use input::{SearchEffort, SearchInput};
 pub use mend::Mend;
+pub use objective::{Objective, ParseObjectiveError};
 pub use only::{Only, ParseOnlyError};
 pub use outcome::{Outcome, StopReason, describe, explain, gain};
 pub use rivals::Rival;

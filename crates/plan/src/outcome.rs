@@ -3,14 +3,17 @@
 
 use crate::caveats::Caveats;
 use crate::mend::Mend;
+use crate::objective::Objective;
 use crate::only::recompute_name;
 use crate::rivals::Rival;
 use crate::run_memory::RunMemory;
+use crate::space::Candidate;
 use dflop_types::number::percent;
 use dflop_types::{
     Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Recompute, Rejection, RejectionCount, SearchedSpace,
     Trained, WayPrediction, Zero, counted, memory_size,
 };
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Why a search ended.
@@ -28,10 +31,15 @@ pub enum StopReason {
 /// What a search found. No plan that fits is an outcome too.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// Candidates that fit, by predicted step time; at most [`crate::NUM_RANKED`].
+    /// Candidates that fit, by what the objective says of their predicted steps; at most [`crate::NUM_RANKED`].
     pub ranked: Vec<RankedPlan>,
     /// Why the others were not chosen, the most frequent cause first.
     pub rejections: Vec<RejectionCount>,
+    /// What the plans are ranked by.
+    pub objective: Objective,
+    /// The 95th percentile of the steps of each plan of `ranked` and of others that were judged on all batches, in
+    /// nanoseconds.
+    pub p95_ns: BTreeMap<Candidate, u64>,
     /// Why the search ended.
     pub stop: StopReason,
     /// Number of all candidates, including candidates rejected by their numbers alone.
@@ -90,6 +98,11 @@ impl Outcome {
             rejections: self.rejections.clone(),
             searched: Some(self.searched()),
         })
+    }
+
+    /// The 95th percentile of the judged steps of a plan, in nanoseconds; `None` if it was not judged here.
+    pub fn step_ns_p95(&self, plan: &RankedPlan) -> Option<u64> {
+        self.p95_ns.get(&Candidate::from(plan)).copied()
     }
 
     /// The candidates from which the plan is chosen, and the limits that it must keep.
@@ -225,6 +238,14 @@ pub fn explain(outcome: &Outcome) -> String {
         Some((best, runners_up)) => {
             let budget = budget_words(&outcome.searched());
             choice(&mut text, best, outcome.num_sampled_batches, outcome.num_samples, Some(&budget));
+            if let (Objective::P95, Some(ns)) = (outcome.objective, outcome.step_ns_p95(best)) {
+                let _ = writeln!(
+                    text,
+                    "  p95     {} ms, which plans are ranked by{}",
+                    ms(ns),
+                    longest_words(outcome)
+                );
+            }
             text.push_str(&outcome.run_memory.and_then(|run| run.words()).unwrap_or_default());
             others(&mut text, &outcome.ways, best);
             if !outcome.rivals.is_empty() {
@@ -248,6 +269,11 @@ pub fn explain(outcome: &Outcome) -> String {
         }
     }
     text
+}
+
+/// What the percentile is of few batches.
+const fn longest_words(outcome: &Outcome) -> &'static str {
+    if outcome.num_sampled_batches < 20 { ": the slowest of these batches" } else { "" }
 }
 
 /// The memory budget in words.

@@ -4,7 +4,7 @@ use crate::baseline::compare_with;
 use crate::caveats::Caveats;
 use crate::contender::{Contender, Known, contenders};
 use crate::error::PlanError;
-use crate::evaluate::{Outlook, evaluate, judge_batch};
+use crate::evaluate::{Outlook, evaluate, judge_batch, summary};
 use crate::found::Found;
 use crate::funnel;
 use crate::input::{SearchEffort, SearchInput};
@@ -54,7 +54,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     let known = Known::new(input, &models, &batches);
     let Candidates { contenders, rejections, left_out_ns, number: num_candidates } =
         candidates(input, &models, &known)?;
-    let mut found = Found { rejections, ..Found::default() };
+    let mut found = Found { objective: input.objective, rejections, ..Found::default() };
     let progress = |found: &Found| {
         (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
     };
@@ -67,14 +67,15 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     // Some degrees were left out before anything was judged. Their least steps now tell which of them are certainly slower
     // than the plans kept.
     let cutoff_ns = found.cutoff_ns();
+    let is_certain = input.objective.is_at_least_the_mean(batches.len());
     found.rejections.extend(left_out_ns.into_iter().map(|least_ns| match cutoff_ns {
-        Some(cutoff) if least_ns > cutoff => Rejection::Bound,
+        Some(cutoff) if least_ns > cutoff && is_certain => Rejection::Bound,
         _ => Rejection::Estimate,
     }));
     (input.progress)(num_candidates, num_candidates);
     found.keep_best();
     found.raise_peaks();
-    let Found { ranked, rejections, num_judged, num_left, run_memory } = found;
+    let Found { ranked, rejections, num_judged, num_left, run_memory, p95_ns, .. } = found;
     let mends = if input.compares || ranked.is_empty() {
         mends(input, &models, &known, &batches, &ranked, &rejections)?
     } else {
@@ -108,6 +109,8 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         num_microbatches: input.num_microbatches,
         fitting_num_microbatches,
         rejections: group(rejections),
+        objective: input.objective,
+        p95_ns,
         stop: if num_left > 0 { StopReason::Halted { num_left } } else { StopReason::Done },
         num_candidates,
         num_judged,
@@ -195,9 +198,10 @@ fn judge_all(
             break;
         }
         let scheduler = contender.candidate.scheduler(input, models)?;
-        match evaluate(&scheduler, batches, &contender.bounds_ns, found.cutoff_ns())? {
+        match evaluate(&scheduler, batches, &contender.bounds_ns, input.objective, found.cutoff_ns())? {
             Outlook::Falls(rejection) => found.rejections.push(rejection),
-            Outlook::Fits(prediction) => {
+            Outlook::Fits(judged) => {
+                let prediction = summary(&judged);
                 let peaks = [prediction.encoder_memory_bytes_peak, prediction.llm_memory_bytes_peak];
                 let whole = |_: &Candidate, step, batch: &[SampleIndex]| {
                     judge_batch(&scheduler, step, batch, &|| false)
@@ -214,7 +218,7 @@ fn judge_all(
                     None => {}
                 }
                 found.num_judged += 1;
-                found.insert(contender.candidate.ranked(input.order, prediction));
+                found.insert(&contender.candidate, input.order, &judged);
             }
         }
     }
@@ -243,7 +247,7 @@ fn fitting_num_microbatches(
     });
     for contender in contenders.iter().take(FITTING_JUDGEMENTS_MAX) {
         let scheduler = contender.candidate.scheduler(input, models)?;
-        let verdict = evaluate(&scheduler, batches, &contender.bounds_ns, None)?;
+        let verdict = evaluate(&scheduler, batches, &contender.bounds_ns, input.objective, None)?;
         if matches!(verdict, Outlook::Fits(_)) {
             return Ok(Some(contender.candidate.num_microbatches));
         }

@@ -1,7 +1,7 @@
 //! What the tests of this crate ask of a search unless they say otherwise.
 
 use crate::fixture;
-use dflop_plan::{SearchEffort, SearchInput};
+use dflop_plan::{Objective, SearchEffort, SearchInput};
 use dflop_step::GiantRule;
 use dflop_types::{MadeFrom, ModelProfile, PipelineOrder, SampleShape, Trained};
 
@@ -20,6 +20,7 @@ pub(crate) fn input<'a>(
         giants: GiantRule::default(),
         bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
+        objective: Objective::Mean,
         trained: Trained::default(),
         num_steps: 0,
         num_sampled_batches: 4,

@@ -5,6 +5,7 @@
 mod asked;
 mod baseline;
 mod colocated;
+mod fewer_ranks;
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 mod properties;

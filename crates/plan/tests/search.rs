@@ -5,7 +5,8 @@ use crate::asked::input;
 use crate::fixture;
 use dflop_cost::{CostModel, RankMemory};
 use dflop_plan::{
-    Caveats, Only, Outcome, PlanError, SearchEffort, SearchInput, StopReason, explain, layouts, search,
+    Caveats, Objective, Only, Outcome, PlanError, SearchEffort, SearchInput, StopReason, explain, layouts,
+    search,
 };
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
@@ -13,6 +14,7 @@ use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, PipelineOrder, PlanPrediction, RankedPlan,
     Recipe, Recompute, Refusal, Rejection, RejectionCount, Trained, WayPrediction,
 };
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 fn settings(outcome: &Outcome, position: usize) -> StepSettings {
@@ -409,6 +411,8 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
             .into_iter()
             .map(|(rejection, count)| RejectionCount { rejection, count })
             .collect(),
+        objective: Objective::Mean,
+        p95_ns: BTreeMap::new(),
         stop: StopReason::Done,
         num_ranks: 6,
         global_batch_size: 64,

@@ -8,7 +8,9 @@ use crate::Failure;
 use crate::args;
 use dflop_analytic::{HARDWARE, Hardware};
 use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
-use dflop_plan::{Detail, Only, Outcome, Rival, SearchEffort, SearchInput, detail, explain, search};
+use dflop_plan::{
+    Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, detail, explain, fewer_ranks, search,
+};
 use dflop_types::{
     DataProfile, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, SampleShape, artifact,
     thousands,
@@ -48,6 +50,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             "data-aware" => PipelineOrder::DataAware,
             _ => PipelineOrder::OneFOneB,
         },
+        objective: arguments.objective,
         num_steps: config.train.steps,
         num_sampled_batches: arguments
             .sampled_batches
@@ -71,11 +74,12 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     // Without a plan the answer is why there is none, not that the list is empty.
     let asked = arguments.explain.as_deref().filter(|_| !outcome.ranked.is_empty());
     let explained = asked.map(|asked| explained(&input, &outcome, asked)).transpose()?;
+    let fewer = if arguments.compare { fewer_ranks(&input, &outcome)? } else { None };
     bar.finish_and_clear();
     let run = arguments.samples.map(|samples| Run {
         samples,
         num_ranks: config.cluster.num_ranks,
-        global_batch_size: outcome.global_batch_size.min(inputs.data_profile.samples.len() as u32),
+        global_batch_size: outcome.num_samples,
         price_per_gpu_hour: arguments.price_per_gpu_hour,
     });
     let costs = run.zip(outcome.ranked.first().map(|plan| plan.prediction.step_ns_mean));
@@ -83,6 +87,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         let seconds = start.elapsed().as_secs_f64();
         let mut value = as_json(&outcome, &inputs.model_profile, &inputs.data_profile, seconds);
         let parts = [
+            ("fewer_ranks", fewer.as_ref().map(fewer_json)),
             ("run", costs.map(|(run, ns)| run.json(ns, &baselines(&outcome)))),
             ("explained", explained.as_ref().map(|(plan, detail)| detail_json(plan, detail))),
             ("from_run", change.as_ref().map(|(found, _)| found.json())),
@@ -107,6 +112,9 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         }
         None if !arguments.json => {
             out!("{text}");
+            if arguments.compare {
+                out!("{}", speed(&outcome, fewer.as_ref()));
+            }
             if let Some((run, ns)) = costs {
                 out!("{}", run.words(ns, &baselines(&outcome)));
             }
@@ -190,6 +198,26 @@ fn baselines(outcome: &Outcome) -> Vec<(String, u64)> {
     ways.filter_map(|way| Some((way.way.clone(), way.step_ns_mean?))).collect()
 }
 
+/// Samples a second of the plan, and what fewer ranks would give.
+fn speed(outcome: &Outcome, fewer: Option<&FewerRanks>) -> String {
+    let Some(best) = outcome.ranked.first() else { return String::new() };
+    let rate = samples_per_s(outcome, best.prediction.step_ns_mean);
+    let of_rank = rate / f64::from(outcome.num_ranks);
+    let fewer = fewer.map_or_else(String::new, |fewer| format!("{}\n", fewer.words()));
+    format!("\nspeed: {rate:.1} samples/s, {of_rank:.2} of each rank\n{fewer}")
+}
+
+fn fewer_json(fewer: &FewerRanks) -> Value {
+    json!({"num_ranks": fewer.num_ranks, "layout": fewer.plan.layout, "recompute": fewer.plan.recompute,
+           "num_microbatches": fewer.plan.num_microbatches,
+           "step_ms": fewer.plan.prediction.step_ns_mean as f64 / 1e6, "speed_ratio": fewer.speed_ratio})
+}
+
+/// Samples a second of a step of so many nanoseconds.
+fn samples_per_s(outcome: &Outcome, ns: u64) -> f64 {
+    f64::from(outcome.num_samples) / (ns.max(1) as f64 / 1e9)
+}
+
 fn detail_json(plan: &RankedPlan, detail: &Detail) -> Value {
     let parts = |parts: &[(&str, u64)]| {
         parts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>()
@@ -203,8 +231,7 @@ fn detail_json(plan: &RankedPlan, detail: &Detail) -> Value {
 /// A search for programs: its plans, what people run today, why others were not chosen.
 fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds: f64) -> Value {
     let ms = |ns: u64| ns as f64 / 1e6;
-    let samples = outcome.global_batch_size.min(data.samples.len() as u32);
-    let per_second = |ns: u64| f64::from(samples) / (ns.max(1) as f64 / 1e9);
+    let per_second = |ns: u64| samples_per_s(outcome, ns);
     let useful = useful_operations(model, data);
     let plan = |plan: &RankedPlan| {
         let prediction = &plan.prediction;
@@ -215,9 +242,11 @@ fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds:
             "num_microbatches": plan.num_microbatches,
             "pipeline_order": plan.pipeline_order,
             "step_ms": ms(prediction.step_ns_mean),
+            "step_ms_p95": outcome.step_ns_p95(plan).map(ms),
             "step_ms_half_width": ms(prediction.step_ns_half_width),
             "work_bound_ms": ms(outcome.work_bound_ns),
             "samples_per_s": rate,
+            "samples_per_s_per_rank": rate / f64::from(outcome.num_ranks),
             "mfu": peak_rate(model).map(|peak| rate * useful / (peak * f64::from(outcome.num_ranks))),
             "bubble_ratio": prediction.bubble_ratio,
             "peak_bytes": prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak),
@@ -243,6 +272,7 @@ fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds:
         .map(|mend| json!({"component": mend.component, "fits": mend.words, "step_ms": ms(mend.step_ns)}))
         .collect();
     json!({
+        "objective": outcome.objective.to_string(),
         "plans": outcome.ranked.iter().map(plan).collect::<Vec<_>>(),
         "baselines": outcome.rivals.iter().map(rival).collect::<Map<_, _>>(),
         "rejected": {"num_candidates": outcome.num_candidates, "num_judged": outcome.num_judged,

@@ -2,7 +2,7 @@
 
 use super::Inputs;
 use crate::Failure;
-use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
+use dflop_plan::{Objective, Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_types::{Cluster, MadeFrom, Plan, SampleShape, WayPrediction, number};
 use serde_json::json;
 
@@ -30,6 +30,7 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
             bucket_tokens_max: inputs.config.train.bucket_tokens_max,
             trained: plan.trained,
             order: plan.best.pipeline_order,
+            objective: Objective::Mean,
             num_steps: 0,
             num_sampled_batches: SAMPLED_BATCHES,
             only: Only::placed(plan.best.layout.placement),
