@@ -44,12 +44,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         giants: config.giants(),
         bucket_tokens_max: config.train.bucket_tokens_max,
         trained: config.trained(),
-        order: match config.train.pipeline_order.as_str() {
-            "gpipe" => PipelineOrder::GPipe,
-            "zero-bubble" => PipelineOrder::ZeroBubble,
-            "data-aware" => PipelineOrder::DataAware,
-            _ => PipelineOrder::OneFOneB,
-        },
+        order: pipeline_order(&config.train.pipeline_order),
         objective: arguments.objective,
         num_steps: config.train.steps,
         num_sampled_batches: arguments
@@ -128,6 +123,16 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         found.tell(change, &arguments.files.config.config, &out, arguments.json)?;
     }
     write(&out, &plan)
+}
+
+/// The order of a name that the configuration has checked.
+fn pipeline_order(name: &str) -> PipelineOrder {
+    match name {
+        "gpipe" => PipelineOrder::GPipe,
+        "zero-bubble" => PipelineOrder::ZeroBubble,
+        "data-aware" => PipelineOrder::DataAware,
+        _ => PipelineOrder::OneFOneB,
+    }
 }
 
 /// Says what the plan's data is not: all samples, text by the model's tokenizer, enough for a whole global batch.
