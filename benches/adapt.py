@@ -8,12 +8,15 @@ sleep, with a rank that takes longer, with `train.correction` off and on in turn
 stderr; Ctrl-C ends all of it, and nothing is written.
 
 recovered_ratio             median over slow shapes: the part of the time lost that correction wins back; and
-recovered_of_waits_ratio    the same without the work that the anomaly adds, which somebody has to do
+recovered_knowing_ratio     the same of schedules that know the slow sizes and their times from the first on
+recovered_of_waits_ratio    of correction, without the work that the anomaly adds, which somebody has to do
 slow_rank_steps             the most steps until the slow rank was named
 slow_rank_recovered_ratio   the least part of a slow rank's loss that came back
 monitoring_ratio            the most time that learning took on the leader, as a part of the step
 false_alarms                in all quiet steps
-corrected_error_over_noise  error of the corrected prediction over that of one that knows all but the noise
+corrected_error_over_noise  median error of the corrected prediction over that of one that knows all but
+                            the noise, in the median over all anomalies; and
+corrected_error_over_noise_p95  the same of the 95th percentiles
 """
 
 from __future__ import annotations
@@ -96,6 +99,9 @@ def main() -> None:
     def most(numbers: list[float]) -> float | None:
         return max(numbers, default=None)
 
+    def over_noise(error: str, noise: str) -> float:
+        return statistics.median(row[error] / row[noise] for row in anomalies + slow_ranks)
+
     named = [row["named_after_steps"] for row in slow_ranks]
     rows: list[dict[str, Any]] = []
     if not wanted.without_rehearsal:
@@ -104,14 +110,14 @@ def main() -> None:
     answer = {
         **origin(),
         "recovered_ratio": statistics.median(known(anomalies, "recovered")),
+        "recovered_knowing_ratio": statistics.median(known(anomalies, "recovered_knowing")),
         "recovered_of_waits_ratio": statistics.median(known(anomalies, "recovered_of_waits")),
         "slow_rank_steps": None if None in named else max(named),
         "slow_rank_recovered_ratio": min(known(slow_ranks, "recovered")),
         "monitoring_ratio": most([row["monitoring"] for row in quiet]),
         "false_alarms": sum(row["false_alarms"] for row in quiet),
-        "corrected_error_over_noise": statistics.median(
-            row["corrected_error"] / row["noise_error"] for row in anomalies + slow_ranks
-        ),
+        "corrected_error_over_noise": over_noise("corrected_error", "noise_error"),
+        "corrected_error_over_noise_p95": over_noise("corrected_error_p95", "noise_error_p95"),
         "simulated": simulated,
         "rehearsed": rows,
     }

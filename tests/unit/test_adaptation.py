@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from dflop.runtime import records
 from dflop.runtime.adaptation import REST, WINDOW, Adaptation
 
 
@@ -84,3 +85,22 @@ def test_a_fixed_mode_decides_nothing(mode, is_on):
     assert run(adaptation, REST, 0, 40_000) == []
     assert adaptation.asks() == (is_on, False)
     assert adaptation.is_monitored(7) is is_on
+
+
+def test_a_checkpoint_is_read_in_its_form_and_in_an_earlier_one():
+    """Of sums by shape bin, as earlier versions kept them, no pack can be had again: ranks alone are read."""
+
+    class Scheduler:
+        def correct_by(self, steps, packs):
+            self.read = (steps, packs)
+
+    def read(kept):
+        scheduler = Scheduler()
+        records.restore({"correction": json.loads(json.dumps(kept))}, scheduler, None, None)
+        return scheduler.read
+
+    steps = [([(0, "F", 10, 12, 1.2)], 5)]
+    packs = [[[(0.5, 1.0, [(729, 729), (1458, 729)])], []], []]
+    assert read((steps, packs)) == (steps, packs)
+    assert read(([], [[], []])) == ([], [[], []])
+    assert read((steps, [([0.5], [0.1], (1.0, 0.1), [3])] * 2)) == (steps, [[], []])

@@ -5,7 +5,8 @@
 //! LLaVA-OneVision 7B on 32 H100, estimated and not measured, on the mixed set of `fixtures/mixes`, 128 samples a step; each
 //! action takes up to 3 % more or less than it should. Anomalies: 1, 3 and 5 % of the samples, of neighbouring sizes, add 25, 50, 100
 //! and 200 % of the largest stage's mean time to each action that holds one (DFLOP's own table). `recovered` is the part of the time lost that
-//! correction wins back; `recovered_of_waits` the same without the work that the anomaly adds, which somebody has to do.
+//! correction wins back; `recovered_of_waits` the same without the work that the anomaly adds, which somebody has to do; `recovered_knowing` what
+//! schedules win back that know the slow sizes and what they take from the first step on: no correction can be expected to win more.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
@@ -14,7 +15,7 @@ mod mixes;
 use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_cost::CostModel;
 use dflop_sim::{StepInput, simulate_lists, simulate_step};
-use dflop_step::{Arm, Cause, Correction, StepScheduler, StepSettings, Watch};
+use dflop_step::{Adjustment, Arm, Cause, Correction, ShapeFactor, StepScheduler, StepSettings, Watch};
 use dflop_types::{
     ComponentLayout, Layout, MadeFrom, PipelineOrder, SampleIndex, SampleShape, Schedule, StageIndex,
     Timeline, Zero,
@@ -96,6 +97,8 @@ struct Sums {
     ideal: f64,
     plain: f64,
     corrected: f64,
+    /// By schedules that know the slow sizes.
+    knowing: f64,
     /// What slow shapes add on the mean rank.
     work: f64,
     /// Learning: processor time of this thread.
@@ -125,6 +128,7 @@ impl Bench {
         let (normal, truth) = (Machine::default(), Machine { is_quiet: true, ..machine.clone() });
         let (mut correction, mut watch, mut sums) =
             (Correction::new(scheduler), Watch::new(), Sums::default());
+        let knowing = scheduler.adjusted(self.known(&truth)?)?;
         for step in 0..num_steps {
             let now = if step < from { &normal } else { machine };
             let samples = self.batch(step);
@@ -148,6 +152,8 @@ impl Bench {
                 sums.ideal += normal.run(scheduler, &usual)?.makespan_ns as f64;
                 sums.plain += now.run(scheduler, &usual)?.makespan_ns as f64;
                 sums.corrected += run.makespan_ns as f64;
+                let known = knowing.schedule(step, &samples, self.arm)?;
+                sums.knowing += now.run(scheduler, &known)?.makespan_ns as f64;
                 let num_slow = samples.iter().filter(|&&s| now.is_slow(scheduler, s)).count() as f64;
                 let of_sample = now.slow_shapes.map_or(0.0, |slow| slow.2 + slow.3);
                 sums.work += num_slow * of_sample / f64::from(layout.llm.dp);
@@ -155,6 +161,40 @@ impl Bench {
             }
         }
         Ok(sums)
+    }
+
+    /// The slow sizes with what they take of their predicted time on the mean rank: what a correction can know at best.
+    fn known(&self, truth: &Machine) -> Result<Adjustment, Box<dyn Error>> {
+        let Some((first, last, ..)) = truth.slow_shapes else { return Ok(Adjustment::default()) };
+        let layout = self.scheduler.settings().layout;
+        let (mut predicted_ns, mut added_ns) = (0.0, 0.0);
+        for step in 0..8 {
+            let schedule = self.scheduler.schedule(step, &self.batch(step), self.arm)?;
+            let (normal, slow) =
+                (self.scheduler.step_input(&schedule)?, truth.input(&self.scheduler, &schedule)?);
+            for (microbatch, column) in schedule.llm.iter().enumerate() {
+                for (replica, samples) in (0..).zip(column) {
+                    let tokens = |s: &SampleIndex| f64::from(self.scheduler.shapes()[s.index()].llm_tokens);
+                    let its = samples.iter().filter(|&&s| truth.is_slow(&self.scheduler, s));
+                    let part =
+                        its.map(tokens).sum::<f64>() / samples.iter().map(tokens).sum::<f64>().max(1.0);
+                    for stage in layout.encoder.pp..layout.num_stages() {
+                        let row = layout.row(replica, StageIndex(stage));
+                        let of = |input: &StepInput| {
+                            (input.forward_ns[row][microbatch] + input.backward_ns[row][microbatch]) as f64
+                        };
+                        predicted_ns += part * of(&normal);
+                        added_ns += of(&slow) - of(&normal);
+                    }
+                }
+            }
+        }
+        let factor = ShapeFactor {
+            tokens_min: u64::from(first),
+            tokens_max: u64::from(last),
+            factor: if predicted_ns > 0.0 { 1.0 + added_ns / predicted_ns } else { 1.0 },
+        };
+        Ok(Adjustment { llm: vec![factor], ..Adjustment::default() })
     }
 
     /// Mean forward and backward of a microbatch on the stage where they are longest.
@@ -171,9 +211,9 @@ impl Bench {
     }
 }
 
-fn median(mut numbers: Vec<f64>) -> f64 {
+fn quantile(mut numbers: Vec<f64>, hundredths: usize) -> f64 {
     numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
+    numbers.get(numbers.len() * hundredths / 100).copied().unwrap_or(0.0)
 }
 
 fn bench(layout: Layout, num_microbatches: u32, arm: Arm) -> Result<Bench, Box<dyn Error>> {
@@ -246,18 +286,23 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn shown(name: &str, sums: &Sums, mut about: Value) -> Value {
     let lost = sums.plain - sums.ideal;
-    let of =
-        |lost: f64| if lost / sums.ideal > 1e-3 { Some((sums.plain - sums.corrected) / lost) } else { None };
-    let corrected = median(sums.errors.iter().map(|e| e.0).collect());
-    let noise = median(sums.errors.iter().map(|e| e.1).collect());
+    let recovered =
+        |lost: f64, ns: f64| if lost / sums.ideal > 1e-3 { Some((sums.plain - ns) / lost) } else { None };
+    let of = |lost: f64| recovered(lost, sums.corrected);
+    let is_slow_shapes = about.get("percent").is_some();
+    let corrected = |hundredths| quantile(sums.errors.iter().map(|e| e.0).collect(), hundredths);
+    let noise = |hundredths| quantile(sums.errors.iter().map(|e| e.1).collect(), hundredths);
     let more = json!({
         "layout": name,
         "lost": lost / sums.ideal,
         "lost_corrected": (sums.corrected - sums.ideal) / sums.ideal,
         "recovered": of(lost),
         "recovered_of_waits": of(lost - sums.work),
-        "corrected_error": corrected,
-        "noise_error": noise,
+        "recovered_knowing": if is_slow_shapes { recovered(lost, sums.knowing) } else { None },
+        "corrected_error": corrected(50),
+        "noise_error": noise(50),
+        "corrected_error_p95": corrected(95),
+        "noise_error_p95": noise(95),
     });
     if let (Some(about), Value::Object(more)) = (about.as_object_mut(), more) {
         about.extend(more);

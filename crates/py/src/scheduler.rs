@@ -6,7 +6,7 @@ use crate::error::{Kind, artifact, map, raise};
 use crate::plan::Schedule;
 use crate::value;
 use dflop_step::{
-    Adjustment, Arm, BinExcess, Correction, CorrectionState, Excess, Fit, GiantRule, Job, Prefetch,
+    Adjustment, Arm, BinExcess, Correction, CorrectionState, Excess, GiantRule, Job, Pack, Prefetch,
     StepScheduler as Scheduler, Sum, Watch,
 };
 use dflop_types::{ActionKind, Layout, ModelProfile, Rank, SampleIndex, Span};
@@ -60,8 +60,8 @@ type ObservedStep = (Vec<(usize, char, u64, u64, f64)>, u64);
 /// (rank, action, start, end) of all ranks and the makespan, in nanoseconds.
 type Played = (Vec<(u32, String, u64, u64)>, u64);
 
-/// Evidence and moments of the bins of a component, sums of weights and of squares, steps of each bin.
-type ShapeEvidence = (Vec<f64>, Vec<f64>, (f64, f64), Vec<u32>);
+/// The packs of each step of a component: excess, work, and the sizes of the samples with their tokens.
+type StepPacks = Vec<Vec<(f64, f64, Vec<(u64, u64)>)>>;
 
 /// A schedule, nanoseconds waited, its adjustment as JSON, corrected makespans without and with it.
 type Taken = (Schedule, u64, Option<Py<PyAny>>, Option<(u64, u64)>);
@@ -256,16 +256,19 @@ impl StepScheduler {
         shapes.iter().map(of).collect()
     }
 
-    fn correction(&self) -> (Vec<ObservedStep>, Vec<ShapeEvidence>) {
+    fn correction(&self) -> (Vec<ObservedStep>, Vec<StepPacks>) {
         let state = self.held().state();
         let named = |s: Sum| (s.row, letter(s.kind), s.predicted_ns, s.measured_ns, s.median);
         let steps = state.steps.into_iter();
         let steps = steps.map(|(sums, tail_ns)| (sums.into_iter().map(named).collect(), tail_ns)).collect();
-        let fits = state.fits.into_iter().map(|fit| (fit.evidence, fit.moment, fit.noise, fit.num_steps));
-        (steps, fits.collect())
+        let told = |pack: Pack| (pack.excess, pack.work, pack.parts);
+        let of_steps = |steps: Vec<Vec<Pack>>| -> StepPacks {
+            steps.into_iter().map(|packs| packs.into_iter().map(told).collect()).collect()
+        };
+        (steps, state.packs.map(of_steps).into())
     }
 
-    fn correct_by(&self, steps: Vec<ObservedStep>, shapes: [ShapeEvidence; 2]) -> PyResult<()> {
+    fn correct_by(&self, steps: Vec<ObservedStep>, packs: [StepPacks; 2]) -> PyResult<()> {
         let mut read = Vec::new();
         for (sums, tail_ns) in steps {
             let sum = |(row, letter, predicted_ns, measured_ns, median)| {
@@ -273,10 +276,11 @@ impl StepScheduler {
             };
             read.push((sums.into_iter().map(sum).collect::<PyResult<Vec<_>>>()?, tail_ns));
         }
-        let fits =
-            shapes.map(|(evidence, moment, noise, num_steps)| Fit { evidence, moment, noise, num_steps });
+        let pack = |(excess, work, parts)| Pack { excess, work, parts };
+        let packs =
+            packs.map(|steps| steps.into_iter().map(|packs| packs.into_iter().map(pack).collect()).collect());
         let mut correction = self.held();
-        *correction = correction.clone().with_state(CorrectionState { steps: read, fits });
+        *correction = correction.clone().with_state(CorrectionState { steps: read, packs });
         Ok(())
     }
 

@@ -473,21 +473,22 @@ class StepScheduler:
         self,
     ) -> tuple[
         list[tuple[list[tuple[int, str, int, int, float]], int]],
-        list[tuple[list[float], list[float], tuple[float, float], list[int]]],
+        list[list[list[tuple[float, float, list[tuple[int, int]]]]]],
     ]:
-        """All that `observe` remembers, for a checkpoint: the last steps, oldest first; evidence on shapes.
+        """All that `observe` remembers, for a checkpoint: the last steps, oldest first; packs by component and step.
 
         A step is its sums (row: a rank, or a component of one that holds both; letter of the action;
-        predicted ns; measured ns; median of measured over predicted) and the ns of its tail.
+        predicted ns; measured ns; median of measured over predicted) and the ns of its tail. A pack is measured
+        over predicted time less 1, its predicted time over the mean pack's, and its sizes with their tokens.
         """
     def correct_by(
         self,
         steps: Sequence[tuple[Sequence[tuple[int, str, int, int, float]], int]],
-        shapes: Sequence[tuple[Sequence[float], Sequence[float], tuple[float, float], Sequence[int]]],
+        packs: Sequence[Sequence[Sequence[tuple[float, float, Sequence[tuple[int, int]]]]]],
     ) -> None:
         """Replaces what is remembered by this; ScheduleError for a letter that no action has.
 
-        Evidence on shapes of other data is left out.
+        The packs of a component are left out where a number of theirs is none.
         """
     def memory(self, schedule: Schedule) -> list[tuple[list[tuple[str, int]], int, int, str]]:
         """The predicted peak of each rank: bytes by part, bytes of tensors, all bytes, and when it is.

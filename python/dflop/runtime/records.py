@@ -149,11 +149,18 @@ def restore(
 
 
 def _restore_correction(scheduler: StepScheduler, kept: Any) -> None:
-    """Goes on from the correction of a checkpoint; one in the form of an earlier version is ignored."""
+    """Goes on from the correction of a checkpoint; of an earlier version's as far as it can be read."""
     if len(kept) != 2 or (kept[0] and len(kept[0][0]) and kept[0][0][0] and len(kept[0][0][0][0]) != 5):
         return
-    steps, shapes = kept
+    steps, components = kept
+    # Earlier versions kept sums by shape bin, from which no pack can be had again.
+    has_packs = all(isinstance(pack, list) for component in components for step in component for pack in step)
     scheduler.correct_by(
         [([tuple(one) for one in sums], tail_ns) for sums, tail_ns in steps],
-        [(evidence, moment, tuple(noise), num_steps) for evidence, moment, noise, num_steps in shapes],
+        [[_packs(step) for step in component] for component in components] if has_packs else [[], []],
     )
+
+
+def _packs(step: list[Any]) -> list[tuple[float, float, list[tuple[int, int]]]]:
+    """The packs of a step, as they stand in a manifest."""
+    return [(excess, work, [(size, tokens) for size, tokens in parts]) for excess, work, parts in step]

@@ -1,8 +1,10 @@
 //! Correction: measured steps correct the predictions of the next ones, and the costs that they are scheduled with.
 
-use crate::adapt::adjustment::{Adjustment, RowFactor, ShapeFactor, rows_of, share_tokens};
+use crate::adapt::adjustment::{Adjustment, RowFactor, rows_of, share_tokens};
 use crate::adapt::bins::{ENCODER, LLM, ShapeBins, tokens};
-use crate::adapt::fit::{BinExcess, Excess, Fit, Observed};
+use crate::adapt::fit::BinExcess;
+use crate::adapt::learned::Learned;
+use crate::adapt::packs::{Pack, Packs};
 use crate::adapt::rows::{RowStep, Rows, Sum, median};
 use crate::adapt::watch::{Alarm, Watch};
 use crate::error::StepError;
@@ -10,6 +12,9 @@ use crate::judge::timeline::{play, play_measured};
 use crate::scheduler::StepScheduler;
 use dflop_types::{ActionKind, Layout, Schedule, Span, Timeline};
 use std::collections::BTreeMap;
+
+/// Actions whose samples take as predicted say what a rank takes, where they are this part of its predicted time.
+const USUAL_ENOUGH: f64 = 0.5;
 
 /// Actions of a row and kind from which their own median tells what the rank takes; with fewer, earlier steps help.
 const ACTIONS_ENOUGH: usize = 4;
@@ -26,9 +31,9 @@ const ACTIONS_ENOUGH: usize = 4;
 pub struct Correction {
     rows: Rows,
     bins: ShapeBins,
-    fits: [Fit; 2],
-    /// What follows from the fits.
-    solved: [Vec<Excess>; 2],
+    packs: [Packs; 2],
+    /// What follows from the packs.
+    learned: [Learned; 2],
 }
 
 /// All there is to a correction beside the data: a checkpoint keeps it.
@@ -36,32 +41,32 @@ pub struct Correction {
 pub struct CorrectionState {
     /// Sums of the last steps, the oldest first, with the nanoseconds from the last action to the end of the step.
     pub steps: Vec<(Vec<Sum>, u64)>,
-    /// Evidence on shapes, of the encoder and of the LLM backbone.
-    pub fits: [Fit; 2],
+    /// Packs of the last steps, the oldest step first, of the encoder and of the LLM backbone.
+    pub packs: [Vec<Vec<Pack>>; 2],
 }
 
 impl Correction {
     /// Nothing observed yet of samples of this data.
     pub fn new(scheduler: &StepScheduler) -> Self {
         let bins = ShapeBins::of(scheduler.shapes());
-        let fits = [ENCODER, LLM].map(|component| Fit::of_bins(bins.count(component)));
-        let solved = [&fits[ENCODER], &fits[LLM]].map(Fit::solved);
-        Self { rows: Rows::default(), bins, fits, solved }
+        Self::of(Rows::default(), bins, [Packs::default(), Packs::default()])
+    }
+
+    fn of(rows: Rows, bins: ShapeBins, packs: [Packs; 2]) -> Self {
+        let learned = [ENCODER, LLM].map(|component| Learned::new(&packs[component], &bins, component));
+        Self { rows, bins, packs, learned }
     }
 
     /// What is remembered.
     pub fn state(&self) -> CorrectionState {
-        CorrectionState { steps: self.rows.steps(), fits: self.fits.clone() }
+        CorrectionState { steps: self.rows.steps(), packs: self.packs.each_ref().map(Packs::steps) }
     }
 
-    /// The correction with another memory, of the same data; evidence on shapes of other data is left out.
+    /// The correction with another memory; packs whose numbers are none are left out.
     #[must_use]
     pub fn with_state(self, state: CorrectionState) -> Self {
-        let [encoder, llm] = &state.fits;
-        let is_of_data = encoder.is_of(self.bins.count(ENCODER)) && llm.is_of(self.bins.count(LLM));
-        let fits = if is_of_data { state.fits } else { self.fits };
-        let solved = [&fits[ENCODER], &fits[LLM]].map(Fit::solved);
-        Self { rows: Rows::of_steps(state.steps), bins: self.bins, fits, solved }
+        let packs = state.packs.map(|steps| Packs::of_steps(steps).unwrap_or_default());
+        Self::of(Rows::of_steps(state.steps), self.bins, packs)
     }
 
     pub(crate) const fn bins(&self) -> &ShapeBins {
@@ -71,7 +76,7 @@ impl Correction {
     /// What each bin takes beyond its prediction, used or not.
     pub fn shapes(&self) -> Vec<BinExcess> {
         let of = |component: usize| {
-            self.solved[component].iter().enumerate().map(move |(bin, &excess)| {
+            self.learned[component].of_bins.iter().enumerate().map(move |(bin, &excess)| {
                 let (tokens_min, tokens_max) = self.bins.range(component, bin);
                 BinExcess { is_encoder: component == ENCODER, tokens_min, tokens_max, excess }
             })
@@ -97,7 +102,7 @@ impl Correction {
 
     /// What the next step is predicted with: ranks as they were in the last steps, however uncertain.
     fn of_prediction(&self, scheduler: &StepScheduler) -> Adjustment {
-        self.with_rows(scheduler, Rows::factor)
+        self.with_rows(scheduler, Rows::middle)
     }
 
     fn with_rows(
@@ -105,14 +110,6 @@ impl Correction {
         scheduler: &StepScheduler,
         of: fn(&Rows, usize, ActionKind) -> Option<f64>,
     ) -> Adjustment {
-        let mut shapes = [Vec::new(), Vec::new()];
-        for BinExcess { is_encoder, tokens_min, tokens_max, excess } in self.shapes() {
-            let used = excess.used();
-            if used != 0.0 {
-                let factor = ShapeFactor { tokens_min, tokens_max, factor: 1.0 + used };
-                shapes[if is_encoder { ENCODER } else { LLM }].push(factor);
-            }
-        }
         let rows = (0..scheduler.settings.layout.num_rows() as usize).map(|row| {
             let factor = |kind| of(&self.rows, row, kind);
             // Where backwards ran whole, their halves take as much of their times, and the other way round.
@@ -132,13 +129,8 @@ impl Correction {
         if rows.iter().all(|row| *row == RowFactor::ONE) {
             rows.clear();
         }
-        let [encoder, llm] = shapes;
+        let [encoder, llm] = self.learned.each_ref().map(|learned| learned.factors.clone());
         Adjustment { encoder, llm, rows }
-    }
-
-    /// What each bin is taken to take of its predicted time.
-    fn factors(&self, component: usize) -> Vec<f64> {
-        self.solved[component].iter().map(|excess| 1.0 + excess.used()).collect()
     }
 }
 
@@ -150,19 +142,28 @@ pub(crate) struct Action {
     row: usize,
     pub(crate) component: usize,
     kind: ActionKind,
+    /// Microbatch and replica: the actions of one pack have them in common.
+    place: (usize, usize),
     pub(crate) predicted_ns: u64,
     pub(crate) measured_ns: u64,
     /// Bins of its samples, with their parts of the tokens.
     pub(crate) fractions: Fractions,
-    /// What these bins are taken to take of their predicted time so far.
+    /// What its samples are taken to take of their predicted time so far.
     factor: f64,
+}
+
+impl Action {
+    /// Whether its samples are taken to take what was predicted.
+    const fn is_usual(&self) -> bool {
+        self.factor.to_bits() == 1.0_f64.to_bits()
+    }
 }
 
 impl StepScheduler {
     /// Adds a measured step to `correction`; `makespan_ns` is that of the whole step, as in
     /// [`StepScheduler::measured`]. Unless `is_fitted` only ranks are looked at, not shapes.
     ///
-    /// *Complexity*: O(actions x bins of a microbatch^2 + bins^3).
+    /// *Complexity*: O(actions x samples of a pack + bins^3), and of what is remembered O(samples x (log + 30 a range)).
     ///
     /// # Errors
     /// As [`StepScheduler::measured`].
@@ -177,7 +178,18 @@ impl StepScheduler {
         let actions = self.observed(correction, schedule, spans)?;
         let mut sums: BTreeMap<(usize, ActionKind), (u64, u64, f64)> = BTreeMap::new();
         let mut ratios: BTreeMap<(usize, ActionKind), Vec<f64>> = BTreeMap::new();
+        // What samples are wrongly taken to take shall not be laid to their rank.
+        let mut predicted: BTreeMap<(usize, ActionKind), (f64, f64)> = BTreeMap::new();
         for action in &actions {
+            let (all, usual) = predicted.entry((action.row, action.kind)).or_default();
+            *all += action.predicted_ns as f64;
+            *usual += if action.is_usual() { action.predicted_ns as f64 } else { 0.0 };
+        }
+        let counts = |action: &Action| {
+            let (all, usual) = predicted[&(action.row, action.kind)];
+            action.is_usual() || usual < USUAL_ENOUGH * all
+        };
+        for action in actions.iter().filter(|action| counts(action)) {
             let sum = sums.entry((action.row, action.kind)).or_insert((0, 0, 1.0));
             let predicted_ns = (action.predicted_ns as f64 * action.factor).round();
             *sum =
@@ -202,25 +214,25 @@ impl StepScheduler {
             let of_steps = || correction.rows.median(action.row, action.kind);
             if is_enough { own.get(&key).copied() } else { of_steps() }.unwrap_or(1.0)
         };
-        let is_data = |action: &&Action| action.predicted_ns > 0 && !action.fractions.is_empty();
-        let mut excesses = [Vec::new(), Vec::new()];
         for component in [ENCODER, LLM] {
-            let of: Vec<&Action> =
-                actions.iter().filter(is_data).filter(|a| a.component == component).collect();
-            let mean_ns = of.iter().map(|a| a.predicted_ns as f64).sum::<f64>() / of.len().max(1) as f64;
-            for action in of {
-                let usual_ns = action.predicted_ns as f64 * row_factor(action);
-                excesses[component].push(Observed {
-                    fractions: action.fractions.clone(),
-                    excess: if usual_ns > 0.0 { action.measured_ns as f64 / usual_ns - 1.0 } else { 0.0 },
-                    work: action.predicted_ns as f64 / mean_ns,
-                });
+            let mut packs: BTreeMap<(usize, usize), (f64, f64)> = BTreeMap::new();
+            for action in actions.iter().filter(|action| action.component == component) {
+                let usual = row_factor(action);
+                if action.predicted_ns > 0 && !action.fractions.is_empty() && usual > 0.0 {
+                    let (predicted_ns, measured_ns) = packs.entry(action.place).or_default();
+                    *predicted_ns += action.predicted_ns as f64;
+                    *measured_ns += action.measured_ns as f64 / usual;
+                }
             }
-        }
-        for ((fit, solved), excesses) in correction.fits.iter_mut().zip(&mut correction.solved).zip(&excesses)
-        {
-            fit.add(excesses, solved);
-            *solved = fit.solved();
+            let mean_ns = packs.values().map(|pack| pack.0).sum::<f64>() / packs.len().max(1) as f64;
+            let pack = |(&(microbatch, replica), &(predicted_ns, measured_ns)): (&_, &(f64, f64))| {
+                let parts = self.parts(schedule, component, microbatch, replica);
+                Pack::new(measured_ns / predicted_ns - 1.0, predicted_ns / mean_ns, parts)
+            };
+            let packs = packs.iter().map(pack).collect();
+            correction.packs[component].remember(packs);
+            correction.learned[component] =
+                Learned::new(&correction.packs[component], &correction.bins, component);
         }
         Ok(())
     }
@@ -236,7 +248,6 @@ impl StepScheduler {
         // Spans that are not of this step's actions are refused, not counted.
         let measured = play_measured(&input, schedule, spans)?;
         let layout = self.settings.layout;
-        let factors = [correction.factors(ENCODER), correction.factors(LLM)];
         let mut of_row = vec![(ENCODER, 0); layout.num_rows() as usize];
         for component in [ENCODER, LLM] {
             for stage in rows_of(&layout, component) {
@@ -258,17 +269,26 @@ impl StepScheduler {
             let row = input.row(span.rank, span.action.stage);
             let (component, replica) = of_row[row];
             let (fractions, factor) = packs.entry((component, microbatch, replica)).or_insert_with(|| {
-                let fractions =
-                    self.fractions_of_bins(&correction.bins, schedule, component, microbatch, replica);
-                let sum: f64 =
-                    fractions.iter().map(|&(bin, fraction)| fraction * factors[component][bin]).sum();
-                let factor = if fractions.is_empty() { 1.0 } else { sum };
-                (fractions, factor)
+                let parts = self.parts(schedule, component, microbatch, replica);
+                let total = parts.iter().map(|part| part.1).sum::<u64>() as f64;
+                let (bins, learned) = (&correction.bins, &correction.learned[component]);
+                let mut of_bins: BTreeMap<usize, f64> = BTreeMap::new();
+                for &(size, tokens) in &parts {
+                    *of_bins.entry(bins.bin(component, size)).or_default() += tokens as f64 / total;
+                }
+                let taken = |&(size, tokens): &(u64, u64)| tokens as f64 * learned.factor(size);
+                let factor = if parts.is_empty() || learned.factors.is_empty() {
+                    1.0
+                } else {
+                    parts.iter().map(taken).sum::<f64>() / total
+                };
+                (of_bins.into_iter().collect(), factor)
             });
             actions.push(Action {
                 row,
                 component,
                 kind,
+                place: (microbatch, replica),
                 predicted_ns: rows[row][microbatch],
                 measured_ns: span.duration_ns(),
                 fractions: fractions.clone(),
@@ -278,30 +298,27 @@ impl StepScheduler {
         Ok(actions)
     }
 
-    /// Bins of what a replica does in a microbatch, with their parts of its tokens; none without tokens.
-    fn fractions_of_bins(
+    /// Sizes of what a replica does in a microbatch, ascending, with the tokens of each; none without tokens.
+    fn parts(
         &self,
-        bins: &ShapeBins,
         schedule: &Schedule,
         component: usize,
         microbatch: usize,
         replica: usize,
-    ) -> Fractions {
-        let mut of_bins: BTreeMap<usize, u64> = BTreeMap::new();
+    ) -> Vec<(u64, u64)> {
+        let mut parts: BTreeMap<u64, u64> = BTreeMap::new();
         if component == ENCODER {
             for share in &schedule.encoder[microbatch][replica] {
-                let bin = bins.bin(component, tokens(self.shape(share.sample), component));
-                *of_bins.entry(bin).or_default() += share_tokens(self.shapes(), share);
+                let size = tokens(self.shape(share.sample), component);
+                *parts.entry(size).or_default() += share_tokens(self.shapes(), share);
             }
         } else {
             for &sample in &schedule.llm[microbatch][replica] {
                 let tokens = tokens(self.shape(sample), component);
-                *of_bins.entry(bins.bin(component, tokens)).or_default() += tokens;
+                *parts.entry(tokens).or_default() += tokens;
             }
         }
-        let total: u64 = of_bins.values().sum();
-        let fraction = |(bin, tokens): (usize, u64)| (bin, tokens as f64 / total as f64);
-        if total == 0 { Vec::new() } else { of_bins.into_iter().map(fraction).collect() }
+        parts.into_iter().filter(|part| part.1 > 0).collect()
     }
 
     /// The predicted timeline of a schedule, corrected by what measured steps took; that of

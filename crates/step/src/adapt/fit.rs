@@ -12,16 +12,16 @@
 //!
 //! Only sums, products, quotients and square roots: the same spans give the same numbers on any machine.
 
-/// What is left of the evidence of a step after the next one: half after 34 steps.
-const KEPT: f64 = 0.98;
 /// How far bins lie from their prediction before anything is known: a quarter.
 const PRIOR: f64 = 0.25;
 /// The least noise of an action's time that is believed in.
 const NOISE_MIN: f64 = 0.01;
 /// The most.
 const NOISE_MAX: f64 = 0.5;
+/// That of which nothing is known.
+const NOISE_NONE: f64 = 0.05;
 /// An action further from what is expected than this many times the noise counts less.
-const FAR: f64 = 3.0;
+pub(crate) const FAR: f64 = 3.0;
 /// Groups of neighbouring bins, at most.
 const GROUPS_MAX: usize = 32;
 /// Errors that an excess must pass to count at all: with 2 in 128 bins six would pass by chance.
@@ -70,108 +70,145 @@ impl Excess {
 }
 
 /// The regression of one component.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Fit {
+#[derive(Debug, Clone)]
+pub(crate) struct Fit {
     /// Evidence: sums of w x x', row by row.
-    pub evidence: Vec<f64>,
+    evidence: Vec<f64>,
     /// Sums of w x excess.
-    pub moment: Vec<f64>,
+    moment: Vec<f64>,
     /// Sums of w and of w times the squared distance from what was expected: the noise.
-    pub noise: (f64, f64),
+    noise: (f64, f64),
     /// Steps in which each bin was seen.
-    pub num_steps: Vec<u32>,
+    num_steps: Vec<u32>,
+    /// The group of each bin, ascending.
+    groups: Vec<usize>,
 }
 
-/// One action: its bins with their fractions, its excess, and its part of the work (1: that of a mean action).
+/// One pack: its cells (bins, or sizes) with their fractions.
+#[derive(Debug, Clone)]
 pub(crate) struct Observed {
     pub(crate) fractions: Vec<(usize, f64)>,
+    /// Measured over predicted time, less 1.
     pub(crate) excess: f64,
-    pub(crate) work: f64,
+    /// Its part of the work, less the older it is.
+    pub(crate) weight: f64,
+    /// The step that it is of.
+    pub(crate) step: usize,
+}
+
+impl Observed {
+    /// What it takes where its cells take `levels`.
+    pub(crate) fn of(&self, levels: &[f64]) -> f64 {
+        self.fractions.iter().map(|&(cell, fraction)| fraction * levels[cell]).sum()
+    }
+
+    /// The same pack, where each cell is a part of the cell that `of` has at its place; neighbours of one are one.
+    pub(crate) fn joined(&self, of: &[usize]) -> Self {
+        let mut fractions: Vec<(usize, f64)> = Vec::with_capacity(self.fractions.len());
+        for &(cell, fraction) in &self.fractions {
+            match fractions.last_mut().filter(|last| last.0 == of[cell]) {
+                Some(last) => last.1 += fraction,
+                None => fractions.push((of[cell], fraction)),
+            }
+        }
+        Self { fractions, ..*self }
+    }
+
+    /// The fraction of the cells from the first to the last of `place`.
+    pub(crate) fn within(&self, place: (usize, usize)) -> f64 {
+        let its = self.fractions.iter().filter(|(cell, _)| (place.0..=place.1).contains(cell));
+        its.map(|its| its.1).sum()
+    }
+}
+
+/// The weight of what is `distance` from what is expected (Huber).
+pub(crate) fn huber(distance: f64, far: f64) -> f64 {
+    if distance.abs() > far { far / distance.abs() } else { 1.0 }
+}
+
+/// The noise of what is left, by its median: the few that are far do not move it.
+pub(crate) fn noise_of(left: &[f64]) -> f64 {
+    let mut distances: Vec<f64> = left.iter().map(|left| left.abs()).collect();
+    let Some(middle) = distances.len().checked_sub(1).map(|last| last / 2) else { return NOISE_NONE };
+    // Of a normal distribution half lie within 0.6745 standard deviations.
+    let (_, middle, _) = distances.select_nth_unstable_by(middle, f64::total_cmp);
+    (*middle / 0.6745).clamp(NOISE_MIN, NOISE_MAX)
+}
+
+/// Groups of neighbours, each of at most so many bins that there are about [`GROUPS_MAX`]; none crosses an end of `parts`,
+/// which counts the bins of each part.
+pub(crate) fn groups(parts: &[usize]) -> Vec<usize> {
+    let size = parts.iter().sum::<usize>().div_ceil(GROUPS_MAX).max(1);
+    let (mut groups, mut first) = (Vec::new(), 0);
+    for &count in parts {
+        groups.extend((0..count).map(|bin| first + bin / size));
+        first += count.div_ceil(size);
+    }
+    groups
 }
 
 impl Fit {
-    pub(crate) fn of_bins(count: usize) -> Self {
-        Self {
+    /// Of packs whose cells are bins; `expected` is what each is expected to take, and `noise` what it may be off.
+    pub(crate) fn new(packs: &[Observed], expected: &[f64], noise: f64, groups: Vec<usize>) -> Self {
+        let count = groups.len();
+        let mut fit = Self {
             evidence: vec![0.0; count * count],
             moment: vec![0.0; count],
             noise: (0.0, 0.0),
             num_steps: vec![0; count],
+            groups,
+        };
+        let mut last_step = vec![usize::MAX; count];
+        let far = FAR * noise;
+        for (pack, expected) in packs.iter().zip(expected) {
+            // What takes ten times as long has ten times the noise.
+            let distance = (pack.excess - expected).abs() / (1.0 + expected).max(1.0);
+            let weight = pack.weight * huber(distance, far);
+            fit.noise.0 += pack.weight;
+            fit.noise.1 += weight * distance * distance.min(far);
+            for &(bin, fraction) in &pack.fractions {
+                if last_step[bin] != pack.step {
+                    last_step[bin] = pack.step;
+                    fit.num_steps[bin] += 1;
+                }
+                fit.moment[bin] += weight * fraction * pack.excess;
+                for &(other, part) in &pack.fractions {
+                    fit.evidence[bin * count + other] += weight * fraction * part;
+                }
+            }
         }
-    }
-
-    pub(crate) fn num_bins(&self) -> usize {
-        self.moment.len()
-    }
-
-    /// Whether its lists are of so many bins and its numbers finite: what a checkpoint may hold.
-    pub(crate) fn is_of(&self, count: usize) -> bool {
-        let numbers = self.evidence.iter().chain(&self.moment).chain([&self.noise.0, &self.noise.1]);
-        self.moment.len() == count
-            && self.evidence.len() == count * count
-            && self.num_steps.len() == count
-            && numbers.into_iter().all(|number| number.is_finite())
+        fit
     }
 
     fn noise(&self) -> f64 {
         let (weight, squares) = self.noise;
-        if weight > 0.0 { (squares / weight).sqrt().clamp(NOISE_MIN, NOISE_MAX) } else { 0.05 }
-    }
-
-    /// Adds the actions of one step; `expected` is what was [`Fit::solved`] before it.
-    pub(crate) fn add(&mut self, actions: &[Observed], expected: &[Excess]) {
-        let count = self.num_bins();
-        let far = FAR * self.noise();
-        for number in self.evidence.iter_mut().chain(&mut self.moment) {
-            *number *= KEPT;
-        }
-        self.noise = (self.noise.0 * KEPT, self.noise.1 * KEPT);
-        let mut is_seen = vec![false; count];
-        for action in actions {
-            let of_bins: f64 =
-                action.fractions.iter().map(|&(bin, fraction)| fraction * expected[bin].excess).sum();
-            let distance = (action.excess - of_bins).abs();
-            let huber = if distance > far { far / distance } else { 1.0 };
-            let weight = action.work.min(4.0) * huber;
-            self.noise.0 += action.work.min(4.0);
-            self.noise.1 += weight * distance * distance.min(far);
-            for &(bin, fraction) in &action.fractions {
-                is_seen[bin] = true;
-                self.moment[bin] += weight * fraction * action.excess;
-                for &(other, part) in &action.fractions {
-                    self.evidence[bin * count + other] += weight * fraction * part;
-                }
-            }
-        }
-        for (steps, is_seen) in self.num_steps.iter_mut().zip(is_seen) {
-            *steps = steps.saturating_add(u32::from(is_seen));
-        }
+        if weight > 0.0 { (squares / weight).sqrt().clamp(NOISE_MIN, NOISE_MAX) } else { NOISE_NONE }
     }
 
     /// The excess of each bin: first what groups of neighbours take, then what each bin takes beyond what is used of its group.
     /// A machine that treats many sizes alike is learned from all of them, and bins can be narrow.
     pub(crate) fn solved(&self) -> Vec<Excess> {
-        let count = self.num_bins();
+        let count = self.groups.len();
         if self.noise.0 <= 0.0 {
             return vec![Excess::default(); count];
         }
-        let size = count.div_ceil(GROUPS_MAX).max(1);
-        let num_groups = count.div_ceil(size);
+        let num_groups = self.groups.last().map_or(0, |last| last + 1);
         let mut evidence = vec![0.0; num_groups * num_groups];
         let mut moment = vec![0.0; num_groups];
         let mut num_steps = vec![0; num_groups];
         for bin in 0..count {
-            let group = bin / size;
+            let group = self.groups[bin];
             moment[group] += self.moment[bin];
             num_steps[group] = self.num_steps[bin].max(num_steps[group]);
             for other in 0..count {
-                evidence[group * num_groups + other / size] += self.evidence[bin * count + other];
+                evidence[group * num_groups + self.groups[other]] += self.evidence[bin * count + other];
             }
         }
         let groups = self.estimated(evidence, &moment, &num_steps);
-        if size == 1 {
+        if num_groups == count {
             return groups;
         }
-        let of_group: Vec<f64> = (0..count).map(|bin| groups[bin / size].shrunk()).collect();
+        let of_group: Vec<f64> = (0..count).map(|bin| groups[self.groups[bin]].shrunk()).collect();
         let left = |bin: usize| {
             let row = &self.evidence[bin * count..(bin + 1) * count];
             self.moment[bin] - row.iter().zip(&of_group).map(|(a, b)| a * b).sum::<f64>()
@@ -261,27 +298,39 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
     use rand_chacha::rand_core::SeedableRng;
 
-    /// Steps of 16 actions, each of 6 samples of random bins of equal tokens; bins take `excess` more, and each action a noise
+    /// Steps of 16 packs, each of 6 samples of random bins of equal tokens; bins take `excess` more, and each pack a noise
     /// of up to `noise` either way.
-    fn fitted(excess: &[f64], noise: f64, num_steps: usize, seed: u64) -> Fit {
+    fn packs(excess: &[f64], noise: f64, num_steps: usize, seed: u64) -> Vec<Observed> {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
-        let mut fit = Fit::of_bins(excess.len());
-        for _ in 0..num_steps {
-            let actions: Vec<Observed> = (0..16)
-                .map(|_| {
-                    let bins: Vec<usize> =
-                        (0..6).map(|_| below(&mut random, excess.len() as u64) as usize).collect();
-                    let fractions: Vec<(usize, f64)> = bins.iter().map(|&bin| (bin, 1.0 / 6.0)).collect();
-                    let true_excess: f64 =
-                        fractions.iter().map(|&(bin, fraction)| fraction * excess[bin]).sum();
-                    let draw = below(&mut random, 2_001) as f64 / 1_000.0 - 1.0;
-                    Observed { fractions, excess: true_excess + noise * draw, work: 1.0 }
-                })
-                .collect();
-            let expected = fit.solved();
-            fit.add(&actions, &expected);
+        let mut packs = Vec::new();
+        for step in 0..num_steps {
+            for _ in 0..16 {
+                let bins = (0..6).map(|_| below(&mut random, excess.len() as u64) as usize);
+                let fractions: Vec<(usize, f64)> = bins.map(|bin| (bin, 1.0 / 6.0)).collect();
+                let draw = below(&mut random, 2_001) as f64 / 1_000.0 - 1.0;
+                let mut pack = Observed { fractions, excess: 0.0, weight: 1.0, step };
+                pack.excess = pack.of(excess) + noise * draw;
+                packs.push(pack);
+            }
         }
-        fit
+        packs
+    }
+
+    /// What is solved where nothing is expected, and again where that is.
+    fn solved(packs: &[Observed], count: usize) -> Vec<Excess> {
+        let mut expected = vec![0.0; count];
+        let mut excesses = Vec::new();
+        for _ in 0..3 {
+            let of_packs: Vec<f64> = packs.iter().map(|pack| pack.of(&expected)).collect();
+            let left: Vec<f64> = packs.iter().zip(&of_packs).map(|(pack, of)| pack.excess - of).collect();
+            excesses = Fit::new(packs, &of_packs, noise_of(&left), groups(&[count])).solved();
+            expected = excesses.iter().map(|excess| excess.excess).collect();
+        }
+        excesses
+    }
+
+    fn fitted(excess: &[f64], noise: f64, num_steps: usize, seed: u64) -> Vec<Excess> {
+        solved(&packs(excess, noise, num_steps, seed), excess.len())
     }
 
     #[test]
@@ -289,7 +338,7 @@ mod tests {
         let mut excess = vec![0.0; 12];
         excess[7] = 1.5;
         excess[3] = -0.3;
-        let found = fitted(&excess, 0.03, 30, 1).solved();
+        let found = fitted(&excess, 0.03, 30, 1);
         for (bin, (found, &truth)) in found.iter().zip(&excess).enumerate() {
             assert!((found.used() - truth).abs() < 0.06, "bin {bin}: {found:?}, is {truth}");
             assert!(truth != 0.0 || found.used() == 0.0, "bin {bin}: {found:?}");
@@ -299,43 +348,37 @@ mod tests {
     #[test]
     fn noise_alone_corrects_nothing() {
         let wrong: usize = (0..10)
-            .map(|seed| {
-                fitted(&[0.0; 128], 0.1, 60, seed).solved().iter().filter(|e| e.used() != 0.0).count()
-            })
+            .map(|seed| fitted(&[0.0; 128], 0.1, 60, seed).iter().filter(|e| e.used() != 0.0).count())
             .sum();
         // 1,280 estimates, each beyond 3.5 errors with probability 0.0005.
         assert!(wrong <= 3, "{wrong}");
     }
 
     #[test]
-    fn what_has_passed_is_forgotten() {
-        let mut fit = fitted(&[0.0, 0.8, 0.0], 0.02, 40, 2);
-        assert!(fit.solved()[1].used() > 0.7);
-        for _ in 0..300 {
-            let expected = fit.solved();
-            fit.add(&[Observed { fractions: vec![(1, 1.0)], excess: 0.0, work: 1.0 }], &expected);
-        }
-        assert!(fit.solved()[1].used().abs() < 1e-9);
+    fn one_accident_is_no_evidence() {
+        let mut packs = packs(&[0.0; 4], 0.02, 30, 3);
+        packs.push(Observed { fractions: vec![(2, 1.0)], excess: 9.0, weight: 1.0, step: 30 });
+        assert!(solved(&packs, 4)[2].used() < 0.1, "{:?}", solved(&packs, 4)[2]);
     }
 
     #[test]
-    fn one_accident_is_no_evidence() {
-        let mut fit = fitted(&[0.0; 4], 0.02, 30, 3);
-        let expected = fit.solved();
-        fit.add(&[Observed { fractions: vec![(2, 1.0)], excess: 9.0, work: 1.0 }], &expected);
-        assert!(fit.solved()[2].used() < 0.1, "{:?}", fit.solved()[2]);
+    fn no_group_crosses_an_end() {
+        assert_eq!(groups(&[3]), [0, 1, 2]);
+        // 66 bins: three a group, 32 at most where there is one part.
+        let of_parts = groups(&[64, 1, 1]);
+        assert_eq!((of_parts[2], of_parts[3], of_parts[63], of_parts[64], of_parts[65]), (0, 1, 21, 22, 23));
     }
 
     /// Three twentieths more in 128 bins, of which a step sees 96 samples: too few of each bin, enough of each group.
     #[test]
     fn what_many_bins_have_in_common_is_learned_from_all_of_them() {
-        let found = fitted(&[0.15; 128], 0.05, 40, 4).solved();
+        let found = fitted(&[0.15; 128], 0.05, 40, 4);
         let num_used = found.iter().filter(|e| e.used() > 0.03 && e.used() < 0.2).count();
         assert!(num_used > 100, "{num_used}");
         // One bin that differs from its group is told apart from it.
         let mut excess = vec![0.0; 128];
         excess[70] = 1.0;
-        let found = fitted(&excess, 0.03, 60, 5).solved();
+        let found = fitted(&excess, 0.03, 60, 5);
         for (bin, found) in found.iter().enumerate() {
             assert!((found.used() - excess[bin]).abs() < 0.15, "bin {bin}: {found:?}");
         }

@@ -93,7 +93,22 @@ impl Rows {
         (predicted > 0.0).then(|| measured / predicted)
     }
 
-    /// The same as schedules use it: 1 where it may be chance, shrunk towards 1 where it is not certain, bounded.
+    /// The same of the middle half of the steps, of four or more: a step whose slow samples were not known yet does not make the
+    /// row slow.
+    pub(crate) fn middle(&self, row: usize, kind: ActionKind) -> Option<f64> {
+        let mut sums: Vec<(f64, f64)> = self
+            .seen(row, kind)
+            .filter(|sum| sum.0 > 0)
+            .map(|&(predicted, measured, _)| (predicted as f64, measured as f64))
+            .collect();
+        sums.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
+        let left_out = sums.len() / 4;
+        let middle = sums.get(left_out..sums.len() - left_out)?;
+        let (predicted, measured) = middle.iter().fold((0.0, 0.0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+        (predicted > 0.0).then(|| measured / predicted)
+    }
+
+    /// [`Rows::factor`] as schedules use it: 1 where it may be chance, shrunk towards 1 where it is not certain, bounded.
     pub(crate) fn used(&self, row: usize, kind: ActionKind) -> Option<f64> {
         let factor = self.factor(row, kind)?;
         let ratios: Vec<f64> = self
@@ -157,6 +172,9 @@ mod tests {
         assert_eq!(used(&[40_000; 8]), Some(16.0));
         assert_eq!(rows(&[]).used(0, ActionKind::F), None);
         assert_eq!(rows(&[1_000, 3_000]).factor(0, ActionKind::F), Some(2.0));
+        // Of four or more steps the middle half.
+        assert_eq!(rows(&[1_000, 3_000]).middle(0, ActionKind::F), Some(2.0));
+        assert_eq!(rows(&[9_000, 1_000, 1_200, 1_400]).middle(0, ActionKind::F), Some(1.3));
         assert_eq!(rows(&[1_000, 3_000, 2_000]).median(0, ActionKind::F), Some(2.0));
     }
 
