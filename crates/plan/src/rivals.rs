@@ -41,6 +41,8 @@ pub struct Rival {
     pub step_ns_mean: Option<u64>,
     /// Idle time over ranks and makespan, as the mean over the global batches; `None` where nothing of it fits.
     pub bubble_ratio: Option<f64>,
+    /// What it is, where dflop's search has such candidates.
+    pub(crate) candidate: Option<Candidate>,
 }
 
 /// Candidates of a rival that have the scheduler's whole search: those in front by their first answers.
@@ -113,6 +115,7 @@ const fn none(name: &'static str) -> Rival {
         num_microbatches: 0,
         step_ns_mean: None,
         bubble_ratio: None,
+        candidate: None,
     }
 }
 
@@ -197,6 +200,7 @@ fn fastest(
         num_microbatches: candidate.num_microbatches,
         step_ns_mean: Some(ns),
         bubble_ratio: Some(idle / batches.len().max(1) as f64),
+        candidate: Some(candidate),
     })
 }
 

@@ -10,8 +10,9 @@ use crate::funnel;
 use crate::input::{SearchEffort, SearchInput};
 use crate::mend::mends;
 use crate::models::Models;
+use crate::objective::Objective;
 use crate::outcome::{Outcome, StopReason, group};
-use crate::rivals::rivals;
+use crate::rivals::{Rival, rivals};
 use crate::run_memory::{Held, Run};
 use crate::space::{Candidate, Rules, Space, colocated};
 use crate::wide::{colocated_groups, recomputing, ways, wide};
@@ -60,9 +61,13 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     };
     let rivals = if input.compares { rivals(input, &models, &contenders, &batches)? } else { Vec::new() };
     let held = Held { batches: &batches, run: Run::new(input, &batches)? };
+    let balanced = balanced_rival(&rivals, &contenders);
     match input.effort {
         SearchEffort::Quick => funnel::judge(input, &models, contenders, &held, &mut found, &progress)?,
         SearchEffort::Whole => judge_all(input, &models, contenders, &held, &mut found, &progress)?,
+    }
+    if let Some((contender, ns)) = balanced {
+        take_if_faster(input, &models, &contender, ns, &held, &mut found)?;
     }
     // Some degrees were left out before anything was judged. Their least steps now tell which of them are certainly slower
     // than the plans kept.
@@ -186,7 +191,7 @@ fn judge_all(
     input: &SearchInput<'_>,
     models: &Models,
     mut contenders: Vec<Contender>,
-    Held { batches, run }: &Held<'_>,
+    held: &Held<'_>,
     found: &mut Found,
     progress: &dyn Fn(&Found),
 ) -> Result<(), PlanError> {
@@ -197,30 +202,70 @@ fn judge_all(
             found.num_left = (contenders.len() - position) as u64;
             break;
         }
-        let scheduler = contender.candidate.scheduler(input, models)?;
-        match evaluate(&scheduler, batches, &contender.bounds_ns, input.objective, found.cutoff_ns())? {
-            Outlook::Falls(rejection) => found.rejections.push(rejection),
-            Outlook::Fits(judged) => {
-                let prediction = summary(&judged);
-                let peaks = [prediction.encoder_memory_bytes_peak, prediction.llm_memory_bytes_peak];
-                let whole = |_: &Candidate, step, batch: &[SampleIndex]| {
-                    judge_batch(&scheduler, step, batch, &|| false)
-                };
-                let asked = [(contender.candidate, peaks)];
-                let checked =
-                    run.as_ref().map(|run| run.check(input, models, &asked, true, &whole)).transpose()?;
-                match checked.and_then(|mut one| one.pop()) {
-                    Some(Err(rejection)) => {
-                        found.rejections.push(rejection);
-                        continue;
-                    }
-                    Some(Ok(of_run)) => _ = found.run_memory.insert(contender.candidate, of_run),
-                    None => {}
-                }
-                found.num_judged += 1;
-                found.insert(&contender.candidate, input.order, &judged);
-            }
+        if let Some(rejection) = judge_one(input, models, contender, held, found)? {
+            found.rejections.push(rejection);
         }
+    }
+    Ok(())
+}
+
+/// Judges a contender on all batches, and its memory on those of the run. It joins `found`, or the answer is why it falls.
+fn judge_one(
+    input: &SearchInput<'_>,
+    models: &Models,
+    contender: &Contender,
+    Held { batches, run }: &Held<'_>,
+    found: &mut Found,
+) -> Result<Option<Rejection>, PlanError> {
+    let scheduler = contender.candidate.scheduler(input, models)?;
+    let judged =
+        match evaluate(&scheduler, batches, &contender.bounds_ns, input.objective, found.cutoff_ns())? {
+            Outlook::Falls(rejection) => return Ok(Some(rejection)),
+            Outlook::Fits(judged) => judged,
+        };
+    let prediction = summary(&judged);
+    let peaks = [prediction.encoder_memory_bytes_peak, prediction.llm_memory_bytes_peak];
+    let whole = |_: &Candidate, step, batch: &[SampleIndex]| judge_batch(&scheduler, step, batch, &|| false);
+    let asked = [(contender.candidate, peaks)];
+    let checked = run.as_ref().map(|run| run.check(input, models, &asked, true, &whole)).transpose()?;
+    match checked.and_then(|mut one| one.pop()) {
+        Some(Err(rejection)) => return Ok(Some(rejection)),
+        Some(Ok(of_run)) => _ = found.run_memory.insert(contender.candidate, of_run),
+        None => {}
+    }
+    found.num_judged += 1;
+    found.insert(&contender.candidate, input.order, &judged);
+    Ok(None)
+}
+
+/// Our balance in the best of other people's layouts, with its step in nanoseconds, where our search may choose it.
+fn balanced_rival(rivals: &[Rival], contenders: &[Contender]) -> Option<(Contender, u64)> {
+    let ours = rivals.iter().find(|rival| !rival.is_of_others)?;
+    let contender = contenders.iter().find(|one| Some(one.candidate) == ours.candidate)?;
+    Some((contender.clone(), ours.step_ns_mean?))
+}
+
+/// Judges a contender that was seen to take `ns` a step where that is less than the plan takes: the search passed over it
+/// by its estimate. Batches above [`funnel::WHOLE_SAMPLES_MAX`] samples are left to the estimate, for their time.
+fn take_if_faster(
+    input: &SearchInput<'_>,
+    models: &Models,
+    contender: &Contender,
+    ns: u64,
+    held: &Held<'_>,
+    found: &mut Found,
+) -> Result<(), PlanError> {
+    let is_ranked = found.ranked.iter().any(|plan| Candidate::from(plan) == contender.candidate);
+    let is_slower = found.ranked.first().is_some_and(|best| best.prediction.step_ns_mean <= ns);
+    let is_large = input.global_batch_size as usize > funnel::WHOLE_SAMPLES_MAX;
+    if is_ranked || is_slower || is_large || input.objective != Objective::Mean || (input.halt)() {
+        return Ok(());
+    }
+    // Where it falls now, it fell before, by its memory: that is counted already.
+    if judge_one(input, models, contender, held, found)?.is_none()
+        && let Some(at) = found.rejections.iter().position(|one| *one == Rejection::Estimate)
+    {
+        found.rejections.swap_remove(at);
     }
     Ok(())
 }

@@ -133,4 +133,6 @@ fn arrival_order_is_the_slowest_rank_and_the_tail() {
     let of =
         |name: &str| outcome.rivals.iter().find(|rival| rival.name == name).unwrap().step_ns_mean.unwrap();
     assert!(of("fsdp-dflop") <= of("fsdp-tokens") && of("fsdp-dflop") <= of("fsdp"));
+    // Nor is the plan behind our balance in them.
+    assert!(outcome.ranked[0].prediction.step_ns_mean <= of("fsdp-dflop"));
 }
