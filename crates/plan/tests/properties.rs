@@ -133,6 +133,6 @@ fn arrival_order_is_the_slowest_rank_and_the_tail() {
     let of =
         |name: &str| outcome.rivals.iter().find(|rival| rival.name == name).unwrap().step_ns_mean.unwrap();
     assert!(of("fsdp-dflop") <= of("fsdp-tokens") && of("fsdp-dflop") <= of("fsdp"));
-    // Nor is the plan behind our balance in them.
-    assert!(outcome.ranked[0].prediction.step_ns_mean <= of("fsdp-dflop"));
+    // Nor is the plan behind our balance in them; one mean is rounded down, the other to the nearest.
+    assert!(outcome.ranked[0].prediction.step_ns_mean <= of("fsdp-dflop") + 1);
 }
