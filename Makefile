@@ -152,7 +152,7 @@ bench-adopt: setup $(DEV) ## An epoch of transformers.Trainer by who chooses the
 bench-loader: setup $(DEV) ## Images, frames and seconds of sound a second and core, and the wait of training, against torch's DataLoader (ROUNDS=3, WORKERS=1) -> bench/out/loader.json
 	$(BIN)/python benches/loader.py bench/out/loader.json --rounds $(or $(ROUNDS),3) --workers $(or $(WORKERS),1)
 
-bench-layouts: setup ## Steps of two CPU ranks by layout: colocated, disaggregated, FSDP2 token-packed (ROUNDS=6; a quiet machine) -> bench/out/layouts.json
+bench-layouts: setup ## Steps of two CPU ranks by layout: colocated, disaggregated, FSDP2 token-packed; then rehearsals of 8 to 32 (ROUNDS=6; half an hour, a quiet machine) -> bench/out/layouts.json
 	$(BIN)/python benches/layouts.py bench/out/layouts.json --rounds $(or $(ROUNDS),6)
 
 # Draws of each set and size; of these CP-SAT gets the first CPSAT_SEEDS, each for its seconds; 0 seconds leave it out.
@@ -160,7 +160,7 @@ BATCH_SEEDS ?= 10
 CPSAT_SEEDS ?= 3
 CPSAT_SECONDS ?= 10
 
-bench-train: setup $(DEV) ## Steps of the same global batches: dflop, transformers.Trainer with DDP, FSDP2 (ROUNDS=5; 7 minutes, a quiet machine) -> bench/out/train.json
+bench-train: setup $(DEV) ## Steps of the same global batches: dflop, transformers.Trainer with DDP, FSDP2 (ROUNDS=5; 15 minutes, a quiet machine) -> bench/out/train.json
 	$(BIN)/python benches/train.py bench/out/train.json --rounds $(or $(ROUNDS),5)
 
 bench-curves: setup $(DEV) ## 500 steps in float32, in bfloat16 and by transformers.Trainer (STEPS=500; 10 minutes) -> bench/out/curves.json, curves.svg
