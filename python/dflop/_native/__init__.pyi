@@ -475,11 +475,12 @@ class StepScheduler:
         list[tuple[list[tuple[int, str, int, int, float]], int]],
         list[list[list[tuple[float, float, list[tuple[int, int]]]]]],
     ]:
-        """All that `observe` remembers, for a checkpoint: the last steps, oldest first; packs by component and step.
+        """All that `observe` remembers, for a checkpoint: the last steps, oldest first; packs by component.
 
         A step is its sums (row: a rank, or a component of one that holds both; letter of the action;
-        predicted ns; measured ns; median of measured over predicted) and the ns of its tail. A pack is measured
-        over predicted time less 1, its predicted time over the mean pack's, and its sizes with their tokens.
+        predicted ns; measured ns; median of measured over predicted) and the ns of its tail. Packs stand by
+        component and step. A pack is measured over predicted time less 1, its predicted time over the mean
+        pack's, and its sizes with their tokens.
         """
     def correct_by(
         self,
