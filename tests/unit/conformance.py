@@ -310,8 +310,9 @@ def _internvl(adapter, media):
     return {"pixel_values": torch.cat(found)}
 
 
-def _qwen2_vl(adapter, media):
-    from transformers import Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor
+def _patches(adapter, media, video_processor):
+    """Arguments of a model of the Qwen-VL kind; `video_processor` is the class that reads its videos."""
+    from transformers import Qwen2VLImageProcessorPil
 
     found = {}
     images = [medium.pictures[0] for medium in media if medium.kind == "image"]
@@ -319,23 +320,21 @@ def _qwen2_vl(adapter, media):
     if images:
         found.update(Qwen2VLImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
     if videos:
-        processor = Qwen2VLVideoProcessor(**_fields(adapter, "video_preprocessor_config"))
+        processor = video_processor(**_fields(adapter, "video_preprocessor_config"))
         found.update(processor(videos, return_tensors="pt", do_sample_frames=False))
     return {**found, "mm_token_type_ids": None}
+
+
+def _qwen2_vl(adapter, media):
+    from transformers import Qwen2VLVideoProcessor
+
+    return _patches(adapter, media, Qwen2VLVideoProcessor)
 
 
 def _qwen3_vl(adapter, media):
-    from transformers import Qwen2VLImageProcessorPil, Qwen3VLVideoProcessor
+    from transformers import Qwen3VLVideoProcessor
 
-    found = {}
-    images = [medium.pictures[0] for medium in media if medium.kind == "image"]
-    videos = [_frames(medium) for medium in media if medium.kind == "video"]
-    if images:
-        found.update(Qwen2VLImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
-    if videos:
-        processor = Qwen3VLVideoProcessor(**_fields(adapter, "video_preprocessor_config"))
-        found.update(processor(videos, return_tensors="pt", do_sample_frames=False))
-    return {**found, "mm_token_type_ids": None}
+    return _patches(adapter, media, Qwen3VLVideoProcessor)
 
 
 def _qwen2_5_vl(adapter, media):
