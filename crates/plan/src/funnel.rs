@@ -131,8 +131,7 @@ pub(crate) fn judge(
         let mut left: Vec<Contender> = waiting.collect();
         if !judged.iter().any(|one| is_pipeline(&one.contender)) && !(input.halt)() {
             let most = if size <= WHOLE_SAMPLES_MAX { PIPELINES } else { 1 };
-            let next: Vec<usize> = (0..left.len()).filter(|&at| is_pipeline(&left[at])).take(most).collect();
-            let next: Vec<Contender> = next.into_iter().rev().map(|at| left.remove(at)).collect();
+            let next = taken(&mut left, most, is_pipeline);
             let verdicts = judged_first(input, models, next, batches, None)?;
             sort_out(verdicts, &mut judged, found);
         }
@@ -141,8 +140,7 @@ pub(crate) fn judge(
             let is_tight = |one: &Contender| {
                 !is_pipeline(one) && one.rough.is_over && best_ns.is_some_and(|ns| one.rough.step_ns < ns)
             };
-            let next: Vec<usize> = (0..left.len()).filter(|&at| is_tight(&left[at])).take(TIGHT).collect();
-            let next: Vec<Contender> = next.into_iter().rev().map(|at| left.remove(at)).collect();
+            let next = taken(&mut left, TIGHT, is_tight);
             let verdicts = judged_first(input, models, next, batches, best_ns)?;
             sort_out(verdicts, &mut judged, found);
         }
@@ -179,6 +177,12 @@ pub(crate) fn judge(
         }
     }
     Ok(())
+}
+
+/// The first `most` contenders of a kind, taken out of `left`.
+fn taken(left: &mut Vec<Contender>, most: usize, is_of_kind: impl Fn(&Contender) -> bool) -> Vec<Contender> {
+    let places: Vec<usize> = (0..left.len()).filter(|&at| is_of_kind(&left[at])).take(most).collect();
+    places.into_iter().rev().map(|at| left.remove(at)).collect()
 }
 
 /// The position of the best candidate whose placement is not that of the front one, for example the best pipeline if a
