@@ -78,7 +78,6 @@ HALLS = {
     "crates/cli/src/config.rs",
     "crates/plan/src/outcome.rs",
     "crates/plan/tests/search.rs",
-    "python/dflop/runtime/trainer.py",
 }
 
 

@@ -18,6 +18,7 @@ from test_resume import config, trained
 
 from dflop._native import GlobalBatches
 from dflop.runtime import checkpoint, executor, gradients, trainer
+from dflop.runtime import rank as rank_process
 
 NUM_SAMPLES, BATCH, MICROBATCHES = 20, 8, 4
 RANKS = 2
@@ -92,13 +93,13 @@ def test_a_rank_that_hangs_is_named_with_step_and_action(in_step, first_timeout_
 
     def before(index):
         if index == 0:
-            complain = trainer.complain
+            complain = rank_process.complain
 
             def complaining(*arguments):
                 complain(*arguments)
                 given_up.touch()
 
-            trainer.complain = complaining
+            rank_process.complain = complaining
             return
         run = executor.Executor._run
 

@@ -75,7 +75,7 @@ class Evaluation:
             limit_s=mesh.deadline.decoding_s,
         )
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
-        self._packer = Packer(mesh, self._dataset, self._loader, bad, dtype)
+        self._packer = Packer(mesh, self._dataset, self._loader, bad, dtype, options.recipe)
 
     def run(
         self, step: int, executor: Executor, stages: Mapping[int, Stage], is_stopped: Callable[[], int]

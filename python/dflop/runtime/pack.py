@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflop.models.recipes import trains_tower
 from dflop.runtime.agreement import Agreement, Statement, agree
 from dflop.runtime.work import encoder_shares, prepare
 
@@ -45,7 +46,13 @@ class Packer:
     """Packs the samples of one dataset on one rank."""
 
     def __init__(
-        self, mesh: Mesh, dataset: Dataset, loader: SampleLoader, bad: BadSamples, dtype: torch.dtype
+        self,
+        mesh: Mesh,
+        dataset: Dataset,
+        loader: SampleLoader,
+        bad: BadSamples,
+        dtype: torch.dtype,
+        recipe: str,
     ) -> None:
         """Nothing packed.
 
@@ -55,7 +62,9 @@ class Packer:
             loader: Reads them.
             bad: What becomes of those that cannot be read.
             dtype: Of the model.
+            recipe: What trains.
         """
+        self._trains_tower = trains_tower(recipe)
         self._mesh = mesh
         self._dataset = dataset
         self._loader = loader
@@ -101,7 +110,16 @@ class Packer:
             if not bad:
                 sample, tiles = self._loader.sample, self._loader.tiles
                 dtype, adapter = self._dtype, self._adapter
-                work = prepare(self._mesh, turn.schedule, sample, tiles, dtype, adapter, packed)
+                work = prepare(
+                    self._mesh,
+                    turn.schedule,
+                    sample,
+                    tiles,
+                    dtype,
+                    adapter,
+                    packed,
+                    trains_tower=self._trains_tower,
+                )
                 actions = executor.prepare(work, turn.schedule, is_evaluated=is_evaluated)
             statement = Statement(
                 step=turn.step if step is None else step,

@@ -12,74 +12,50 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from dflop._native import Dataset, GlobalBatches, Plan
+from dflop._native import Dataset, GlobalBatches
 from dflop.data.loader import SampleLoader
-from dflop.device import take_device
 from dflop.models import load_adapter
 from dflop.models.recompute import recomputing
 from dflop.models.tensor import slices_of
 from dflop.parallel.shard import layers_of
-from dflop.runtime.ahead import Ahead, begin
+from dflop.runtime.ahead import Ahead
 from dflop.runtime.bad_samples import BadSamples
 from dflop.runtime.build import border_widths, build_pieces, stages_of
 from dflop.runtime.checkpoint import Saver
 from dflop.runtime.clock import Clock
 from dflop.runtime.evaluate import Evaluation, sample_losses
 from dflop.runtime.executor import Executor
-from dflop.runtime.failure import RankError, complain, describe, talking, tell_agent
-from dflop.runtime.flight import dump_flight, record_flight
+from dflop.runtime.failure import RankError, talking
 from dflop.runtime.guard import Guard
 from dflop.runtime.interrupt import Interrupt
 from dflop.runtime.journal import Journal
-from dflop.runtime.losses import grouped
-from dflop.runtime.mesh import Mesh, join
+from dflop.runtime.mesh import Mesh
 from dflop.runtime.messages import Messages
 from dflop.runtime.optim import Optimizer, undecayed
 from dflop.runtime.options import Arm, Options
 from dflop.runtime.pack import Packer
-from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
+from dflop.runtime.peak import OPTIMIZER, PeakMeter
 from dflop.runtime.population import Population
 from dflop.runtime.progress import say
-from dflop.runtime.records import kept, restore, step_metrics
+from dflop.runtime.records import kept, restore
 from dflop.runtime.resume import Resume, find
 from dflop.runtime.schedules import Schedules, Taken
 from dflop.runtime.sharded import gradients_of, is_cut
-from dflop.runtime.spans import RankSpans, SpanRecorder, align
+from dflop.runtime.spans import SpanRecorder
 from dflop.runtime.trackers import Trackers
 from dflop.runtime.turns import Turn, arms_in_order, log_lines, replayed, steps
-from dflop.runtime.utilization import Utilization
-from dflop.runtime.watch import Watch
 from dflop.runtime.work import encoder_shares, llm_samples
+from dflop.runtime.writer import RankReport, StepWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dflop._native import Schedule
     from dflop.data.shares import Share
-    from dflop.runtime.losses import SampleLoss
-
-
-@dataclass(frozen=True)
-class RankReport:
-    """What one rank tells the leader about a step."""
-
-    spans: RankSpans
-    loss: float
-    """Its share of the loss."""
-    data_wait_ns: int
-    peak: StepPeak | None
-    """Where the memory of the step was counted; else none."""
-    sample_losses: list[SampleLoss]
-    """Losses of the samples whose loss this rank computed."""
 
 
 class Trainer:
@@ -140,7 +116,7 @@ class Trainer:
         )
         percent_max = options.bad_samples_max_percent
         self._bad = BadSamples(mesh, self._dataset, options.on_bad_sample, percent_max)
-        self._packer = Packer(mesh, self._dataset, self._loader, self._bad, self._dtype)
+        self._packer = Packer(mesh, self._dataset, self._loader, self._bad, self._dtype, options.recipe)
         self._evaluation = (
             None
             if options.evaluation is None
@@ -157,7 +133,7 @@ class Trainer:
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
         self._pieces = pieces
         self._adapter = adapter
-        self._stages = stages_of(pieces, mesh, self._gradients)
+        self._stages = stages_of(pieces, mesh, self._gradients, options.recipe)
         messages = Messages(mesh, border_widths(mesh.plan, adapter), self._dtype)
         self._executor = Executor(mesh, self._stages, self._recorder, messages)
         self._log = None if options.replay is None else log_lines(options.replay)
@@ -169,16 +145,26 @@ class Trainer:
             mesh, options.out, options.checkpoint_keep, self._gradients.held, self._optimizer, slices
         )
         self._journal: Journal | None = None
+        self._writer: StepWriter | None = None
         if mesh.is_leader:
             continues = self._resume is not None and self._resume.continues(options.out)
             first_step = self._first_step if continues else None
             trackers = Trackers(options.out, options.wandb_project, first_step)
             self._journal = Journal(options.out, num_turns, options.request_path, trackers, first_step)
-            self._utilization = Utilization(
-                options.model_dir, options.recipe, options.dtype, mesh.device, mesh.num_ranks
+            scheduler = self._schedules.scheduler
+            assert scheduler is not None
+            self._writer = StepWriter(
+                self._journal,
+                options,
+                mesh,
+                scheduler,
+                self._dataset,
+                self._batches,
+                self._guard,
+                self._bad,
+                self._schedules.adaptation,
+                self._population,
             )
-            if self._utilization.reason is not None and mesh.device.type == "cuda":
-                say(f"no MFU: {self._utilization.reason}")
         if self._resume is not None:
             self._load(self._resume)
         self._clock = Clock()
@@ -410,8 +396,8 @@ class Trainer:
             reports = [None for _ in range(self._mesh.num_ranks)]
         with talking("gather spans"):
             dist.gather_object(report, reports, dst=0, group=self._mesh.control)
-        if reports is not None:
-            self._record(turn, norm, [r for r in reports if r is not None])
+        if reports is not None and self._writer is not None:
+            self._writer.write(turn, norm, [r for r in reports if r is not None], self._clock.take())
         self._mesh.deadline.shorten()
         # Looks at young objects only, of which a step leaves a few: looking at all would delay the next step.
         gc.collect(0)
@@ -426,153 +412,3 @@ class Trainer:
             stage.copies_inputs = True
         held = self._gradients.held.values()
         return PeakMeter(self._mesh.device, self._pieces.values(), held, self._optimizer.tensors())
-
-    def _record(self, turn: Turn, grad_norm: float, reports: list[RankReport]) -> None:
-        """Writes a step, on the leader."""
-        scheduler, journal = self._schedules.scheduler, self._journal
-        assert scheduler is not None
-        assert journal is not None
-        spans, tails, step_ns = align([r.spans for r in reports])
-        # A step starts when the last rank has its samples, so all ranks have waited as long as that one.
-        data_wait_ns = max(r.data_wait_ns for r in reports)
-        adaptation = self._schedules.adaptation
-        clock_ns = self._clock.take()
-        metrics, events = step_metrics(
-            scheduler, self._dataset, turn, spans, step_ns, self._mesh.num_ranks, data_wait_ns, adaptation
-        )
-        metrics |= {
-            "epoch": self._batches.epoch(turn.step),
-            "bad_samples": len(turn.bad),
-            "init": self._options.init,
-            "loss": _finite(sum(r.loss for r in reports)),
-            "loss_by": grouped([one for r in reports for one in r.sample_losses], self._dataset),
-            "grad_norm": _finite(grad_norm),
-            "was_skipped": self._guard.in_row > 0,
-            "learning_rates": self._options.rates.at(turn.step),
-            "clock_ns": clock_ns,
-            **self._utilization.of(self._dataset, turn.samples, clock_ns),
-        }
-        if self._population is not None:
-            events += self._population.step(turn.samples)
-        journal.events(turn.step, events)
-        if metrics["deferred"]:
-            waited = ", ".join(f"{sample} ({steps})" for sample, steps in metrics["deferred"])
-            journal.note(f"step {turn.step}: giants trained later than they came (steps): {waited}")
-        if turn.schedule.giants:
-            ids = ", ".join(map(str, turn.schedule.giants))
-            journal.note(f"step {turn.step}: the pipeline runs empty around samples too large for it: {ids}")
-        if self._guard.in_row > 0:
-            journal.note(
-                f"step {turn.step}: the norm of the gradients is {grad_norm}, must be finite: "
-                f"the step is skipped, {self._guard.num_skipped} so far"
-            )
-        if turn.schedule.was_stopped:
-            journal.note(f"step {turn.step}: the search for a schedule was stopped by its wall limit")
-        key: dict[str, Any] = {"step": turn.step, "arm": turn.arm}
-        # Steps of the warm-up are logged too: without them a replay would not come to the same weights.
-        place = {
-            "pair": turn.pair,
-            "is_recorded": turn.is_recorded,
-            "made_from": self._options.made_from,
-            "deferred": turn.deferred,
-            "correction": turn.correction,
-            "bad": [[one.sample, one.substitute] for one in turn.bad],
-        }
-        schedule = turn.schedule.record()
-        journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})
-        for one in turn.bad:
-            line = {**key, "sample": one.sample, "substitute": one.substitute, "cause": one.cause}
-            journal.bad_sample(line, self._bad.num_known)
-        if turn.is_recorded:
-            journal.write(metrics, {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails})
-        peaks = [r.peak for r in reports if r.peak is not None]
-        if peaks:
-            plan = self._mesh.plan
-            ranks = compare(plan, scheduler, turn.schedule, peaks)
-            journal.memory({"step": turn.step, "arm": turn.arm, "ranks": ranks}, summary(plan, ranks))
-        journal.progress(metrics, turn.is_recorded)
-
-
-def train(request: Mapping[str, Any]) -> int:
-    """Runs this process as one rank of a training run; torchrun's environment says which.
-
-    Every rank must call it; blocks until training ends. Errors go to stderr, with the rank, step and action.
-
-    Args:
-        request: As the command line makes it; see `Options`.
-
-    Returns:
-        The exit status: 0 done, 1 failed; 128 plus the number of the signal that ended it (130 after Ctrl-C),
-        where all steps up to then and a checkpoint are written.
-    """
-    coordinates, is_leader = "rank not placed yet", True
-    trainer: Trainer | None = None
-    watch: Watch | None = None
-    try:
-        options = Options.of_request(request)
-        plan = Plan.read(options.plan_path)
-        # Workers are forked first, while this process has no GPU, no process group and no threads.
-        ahead = begin(options, plan)
-        device = take_device(options.device)
-        check_device(options, device)
-        record_flight(options.out, device.type)
-        say("waiting for all ranks")
-        mesh = join(plan, device, options.timeout_s, first_timeout_s=options.first_timeout_s)
-        coordinates, is_leader = mesh.coordinates, mesh.is_leader
-        # Signals are taken over only now. Before all ranks have met, Ctrl-C may stop this process at once.
-        interrupt = Interrupt()
-        watch = Watch(plan, mesh.rank, lambda: (trainer.step, trainer.action) if trainer else (None, None))
-        say("building the model and reading the data profile")
-        trainer = Trainer(options, mesh, interrupt, ahead)
-        say("the first step: its schedule, its media, the step itself")
-        is_done = trainer.run()
-        if not is_done:
-            trainer.say_interrupted()
-        with talking("end together"):
-            dist.barrier(group=mesh.control)
-        dist.destroy_process_group()
-    except Exception as error:  # noqa: BLE001
-        step, action = (None, None) if trainer is None else (trainer.step, trainer.action)
-        if isinstance(error, RankError) and error.is_of_all:
-            coordinates = "all ranks"
-            if not is_leader:
-                tell_agent("", error)
-                return 1
-        line = describe(coordinates, step, action, error)
-        if watch is not None and isinstance(error, RankError) and error.is_of_other:
-            dump_flight(Path(request["out"]), watch.rank)
-            blamed = watch.blame()
-            line += "" if blamed is None else f"; {blamed}"
-        complain(line, error)
-        tell_agent(line, error)
-        return 1
-    finally:
-        if watch is not None:
-            watch.stop()
-    return 0 if is_done else 128 + trainer.stop
-
-
-def check_device(options: Options, device: torch.device) -> None:
-    """Raises if this rank's GPU is not the one of the model profile; the command line has compared CPUs.
-
-    Args:
-        options: Of this run.
-        device: Of this rank.
-
-    Raises:
-        RankError: It is another GPU; the message names both.
-    """
-    if device.type != "cuda" or options.profile_device is None:
-        return
-    name = torch.cuda.get_device_name(device)
-    if name != options.profile_device:
-        message = (
-            f"`{options.model_profile_path}` is of another device: {options.profile_device}, "
-            f"this machine has {name}: measure it with `dflop profile model`, or pass `--other-device`"
-        )
-        raise RankError(message)
-
-
-def _finite(value: float) -> float | None:
-    """The value; none for NaN and infinity, which JSON does not have."""
-    return value if math.isfinite(value) else None

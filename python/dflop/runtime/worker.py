@@ -41,7 +41,7 @@ def run(request: Mapping[str, Any]) -> int:
         from dflop.runtime.rehearse import rehearse
 
         return rehearse(request)
-    from dflop.runtime.trainer import train
+    from dflop.runtime.rank import train
 
     if os.environ.get("MALLOC_MMAP_MAX_") == "0":
         _touch_heap()
