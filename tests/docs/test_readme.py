@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,67 @@ def test_the_numbers_of_the_first_screen_stand_in_the_table_of_all_numbers() -> 
     named = re.findall(r"\d\.\d+(?=x| to |\))|\d,\d{3}(?= ms)", table[0])
     assert len(named) > 12
     assert not [number for number in named if number not in all_numbers]
+
+
+def raw(name: str) -> dict:
+    """The raw data of a benchmark."""
+    return json.loads((ROOT / f"results/data/2026-11_{name}.json").read_text())
+
+
+def with_interval(ratio: float, low: float, high: float) -> str:
+    return f"{ratio:.3f}x ({low:.3f} to {high:.3f})"
+
+
+def test_the_numbers_of_the_first_screen_are_those_of_the_raw_data() -> None:
+    """A run that replaces the raw data of an earlier one changes the README too."""
+    table = re.search(r"^\| layout \| by .*?\n\n", (ROOT / "README.md").read_text(), flags=re.S | re.M)
+    assert table
+    shown = table[0].replace("*", "")
+    adopt = {
+        (arm["layout"], arm["arm"]): with_interval(arm["best_over_it"], arm["low"], arm["high"])
+        for arm in raw("cpu2_adopt")["arms"]
+    }
+    for layout, arm in (("ddp", "line"), ("fsdp2", "line"), ("fsdp2", "both")):
+        assert adopt[layout, arm] in shown
+    # A loss stands without its interval.
+    assert f"{adopt['ddp', 'both'].split(' ')[0]}, a loss" in shown
+    for case in raw("cpu2_train")["cases"].values():
+        assert with_interval(case["ratio"], case["ratio_low"], case["ratio_high"]) in shown
+    for run in ("latest", "later"):
+        best = raw(f"cpu2_demo_{run}")["best"]
+        assert with_interval(best["ratio"], best["ratio_low"], best["ratio_high"]) in shown
+    plan = raw("h100_plan_64")
+    others = {name: row["step_ms"] for name, row in plan["baselines"].items() if row["is_of_others"]}
+    best_name = min(others, key=lambda name: others[name])
+    step_ms, best_ms = plan["plans"][0]["step_ms"], others[best_name]
+    assert best_name == "fsdp-tokens"
+    expected = f"{step_ms:,.0f} ms a step; token-packed FSDP, the best of the others, {best_ms:,.0f} ms: "
+    assert (
+        expected + f"{best_ms / step_ms:.2f}x; Megatron, balanced, {others['megatron-balanced']:,.0f} ms"
+        in shown
+    )
+    medians, worst = gains_of_pipelines()
+    assert (
+        f"{min(medians):.2f} to {max(medians):.2f}x in the median, {worst:.2f}x in the worst of ten" in shown
+    )
+
+
+def gains_of_pipelines() -> tuple[list[float], float]:
+    """The best baseline's time over ours: the median of ten seeds in each case, and the worst of all."""
+    cases: dict[tuple, list[tuple[bool, float, list[int]]]] = {}
+    for row in raw("makespan"):
+        spans = [seed["makespan_ns"] for seed in row["seeds"]]
+        if None not in spans:
+            key = (row["num_ranks"], row["layout"], row["num_microbatches"])
+            cases.setdefault(key, []).append((row["is_baseline"], statistics.median(spans), spans))
+    medians, worst = [], []
+    for rows in cases.values():
+        _, _, baseline = min(row for row in rows if row[0])
+        _, _, ours = min(row for row in rows if not row[0])
+        ratios = [other / mine for other, mine in zip(baseline, ours, strict=True)]
+        medians.append(statistics.median(ratios))
+        worst.append(min(ratios))
+    return medians, min(worst)
 
 
 def test_importing_and_balancing_needs_no_torch() -> None:
