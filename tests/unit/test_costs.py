@@ -94,6 +94,29 @@ def test_costs_of_a_larger_model_of_the_same_family_are_told(folder, measured, t
         dflop.costs(folder / "data_profile.parquet", model="llava-onevision-qwen2-7b", device="h100")
 
 
+def test_samples_beyond_what_was_measured_are_counted(folder, measured, tmp_path):
+    """The count is that of samples whose LLM tokens are more than the largest size of the profile, and no other."""
+    profile = json.loads((measured / "model_profile.json").read_text())
+    found = dflop.costs(measured / "data_profile.parquet")
+    limit = sorted(found.tokens)[len(found) // 2]
+    for name, module in profile["modules"].items():
+        for curve in (module["linear"], module["attention"]) if name == "llm_layer" else ():
+            curve["points"] = [point for point in curve["points"] if point["size"] <= limit]
+    largest = max(point["size"] for point in profile["modules"]["llm_layer"]["linear"]["points"])
+    path = tmp_path / "model_profile.json"
+    path.write_text(json.dumps(profile))
+    beyond = sum(tokens > largest for tokens in found.tokens)
+    assert beyond > 0
+    message = f"{beyond} of {len(found)} samples are outside of what the model profile measured"
+    with pytest.warns(UserWarning, match=message) as told:
+        assert dflop.costs(measured / "data_profile.parquet", path).num_extrapolated == beyond
+    # The line that is shown is the user's, here and below a sampler.
+    (tmp_path / "data_profile.parquet").write_bytes((measured / "data_profile.parquet").read_bytes())
+    with pytest.warns(UserWarning, match=message) as told_by_sampler:
+        BalancedBatchSampler(tmp_path / "data_profile.parquet", 6)
+    assert {one.filename for one in (*told, *told_by_sampler)} == {__file__}
+
+
 def test_the_catalogue_needs_no_profile_of_the_model(folder):
     """A model and a device by name; a faster device takes less time."""
     path = folder / "data_profile.parquet"

@@ -113,6 +113,30 @@ fn columns_and_blanks() {
     assert!(rows[..3].iter().all(|row| number(row, "predicted_ms") > 10.0));
 }
 
+/// Many reasons for blanks are counted, and so are rows whose sizes the estimate does not reach.
+#[test]
+fn further_reasons_and_sizes_beyond_the_estimate_are_counted() {
+    let of_layers = |layers: u32| format!("A100,5,60,1,2048,16,{layers},1024,1,1,5");
+    let blank: Vec<String> = [21, 22, 23, 24, 26, 27, 28].map(of_layers).to_vec();
+    let long = "A100,1,16,16,2048,16,2,16000000,1,1,1".to_owned();
+    let lines: Vec<&str> = blank.iter().chain([&long]).map(String::as_str).collect();
+    let said = estimate(&table(&lines), &[]);
+    assert_eq!(said.status, 0, "{}", said.stderr);
+    assert!(said.stderr.contains("note: further rows left blank, for 1 other reason\n"), "{}", said.stderr);
+    assert!(said.stderr.contains("note: 1 row beyond the sizes of the estimate\n"), "{}", said.stderr);
+
+    let said = estimate(
+        &table(&["A100,1,1,1,2048,16,2,4000000000,1,1,1", "A100,1,4096,4096,2048,16,2,16000000,1,1,1"]),
+        &[],
+    );
+    assert_eq!(said.status, 2, "{}", said.stderr);
+    let rules = [
+        "`sequence_tokens`: 4000000000, must be at most 16777216",
+        "their product must be at most 1073741824",
+    ];
+    assert!(rules.iter().all(|rule| said.stderr.contains(rule)), "{}", said.stderr);
+}
+
 /// More work never takes less time, and recomputation trades time for memory.
 #[test]
 fn what_must_grow_grows() {

@@ -12,6 +12,7 @@ mod families;
 mod from_run;
 mod hostile;
 mod named;
+mod notices;
 mod schedule;
 mod session;
 mod shapes;

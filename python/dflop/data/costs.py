@@ -5,6 +5,7 @@ source --> Costs(encoder_ns, llm_ns, tokens) --> BalancedBatchSampler, balance
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -242,28 +243,34 @@ def _of_profile(
         os.fspath(path), model_path, estimated, batch_size
     )
     if notice is not None:
-        warnings.warn(f"`{os.fspath(path)}`: {notice}", stacklevel=4)
+        _warn(f"`{os.fspath(path)}`: {notice}")
     if num_extrapolated:
         message = (
             f"{num_extrapolated} of {len(native)} samples are outside of what the model profile measured"
         )
-        warnings.warn(message, stacklevel=4)
+        _warn(message)
     return Costs(native, num_extrapolated=num_extrapolated)
 
 
-def warn_of_bad(found: Costs, source: Any, stacklevel: int) -> None:
+def warn_of_bad(found: Costs, source: Any) -> None:
     """Warns where samples of a profile never come.
 
     Args:
         found: Of `costs`.
         source: What it was made from.
-        stacklevel: Of the caller whose line is shown.
     """
     if found.num_bad:
         total = len(found) + found.num_bad
         name = f"`{os.fspath(source)}`" if isinstance(source, (str, os.PathLike)) else "`costs`"
-        message = f"{name}: {found.num_bad} of {total} samples are bad and never come"
-        warnings.warn(message, stacklevel=stacklevel + 1)
+        _warn(f"{name}: {found.num_bad} of {total} samples are bad and never come")
+
+
+def _warn(message: str) -> None:
+    """Warns at the line outside of this package that asked, however many of our functions stand between."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "dflop":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def _column(native: SampleCosts, name: str) -> memoryview | None:

@@ -126,7 +126,7 @@ class BalancedBatchSampler:
             raise ValueError(message)
         found = costs(source, num_samples=num_samples, batch_size=batch_size or 1)
         if split.rank == 0:
-            warn_of_bad(found, source, stacklevel=2)
+            warn_of_bad(found, source)
         self._costs = found._native
         self._num_samples = len(found)
         if self._num_samples < split.num_buckets:

@@ -40,6 +40,11 @@ def freeze(module: nn.Module, recipe: str) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
+def trains_tower(recipe: str) -> bool:
+    """Whether a recipe trains the encoder before its projector."""
+    return "encoder" in _TRAINED.get(recipe, ())
+
+
 def _trains(name: str, recipe: str) -> bool:
     """Whether a parameter trains."""
     if recipe == "lora":

@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::args;
 use crate::costs::{self, SampleTimes};
-use dflop_types::{ArtifactError, ModelProfile, artifact, counted, thousands};
+use dflop_types::{ArtifactError, ModelProfile, artifact, counted};
 use std::path::Path;
 
 /// Lines written at a time.
@@ -28,7 +28,7 @@ pub(super) fn run(arguments: &args::Costs) -> Result<(), Failure> {
         talk!("note: {notice}");
     }
     if found.num_bad > 0 {
-        talk!("note: {} bad samples have no line", thousands(found.num_bad));
+        talk!("note: {} without a line", counted(found.num_bad, "bad sample"));
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod advise;
 mod advise_inputs;
+mod caveats;
 mod costs;
 mod demo_data;
 mod emit;

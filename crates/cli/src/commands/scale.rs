@@ -1,6 +1,6 @@
 //! `dflop simulate --num-ranks`: the data and the model of a plan on clusters of other sizes.
 
-use super::Inputs;
+use super::{Inputs, caveats};
 use crate::Failure;
 use dflop_plan::{Objective, Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_types::{Cluster, MadeFrom, Plan, SampleShape, WayPrediction, number};
@@ -42,6 +42,10 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
             progress: &|_, _| {},
         })?;
         rows.push((num_ranks, global_batch_size, copies, outcome));
+    }
+    caveats::say(rows.iter().map(|(.., outcome)| outcome));
+    if rows.iter().any(|(_, _, copies, _)| *copies > 1) {
+        caveats::say_repeated();
     }
     if is_json {
         outln!("{}", json!(rows.iter().map(as_json).collect::<Vec<_>>()));
@@ -100,11 +104,6 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
     outln!(
         "layout: encoder replicas, then LLM stages x replicas; the last two columns divide the best baseline's time by ours"
     );
-    if rows.iter().any(|(_, _, copies, _)| *copies > 1) {
-        outln!(
-            "note: some of these steps take more samples than the data has: there samples come more than once"
-        );
-    }
     Ok(())
 }
 

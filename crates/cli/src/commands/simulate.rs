@@ -243,7 +243,9 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         );
         print_ways(&ways, batches.len());
         print_notes(basis.num_predictions, basis.num_extrapolated, basis.num_assumed);
-        if basis.lacks_reduction {
+        if !scheduler.model().is_network_measured() {
+            outln!("note: the network was not measured: transfers are taken as free");
+        } else if basis.lacks_reduction {
             outln!("note: the reduction of the gradients was not measured as it is: its time is assumed");
         }
     }

@@ -1,6 +1,6 @@
 //! `dflop simulate --set FIELD=VALUE[,VALUE...]`: the best plan under other conditions, one row for each combination.
 
-use super::{Inputs, estimate};
+use super::{Inputs, caveats, estimate};
 use crate::Failure;
 use crate::config::Config;
 use dflop_analytic::Hardware;
@@ -93,7 +93,11 @@ impl Case {
             "network.cluster_bytes_per_s" | "network.node_bytes_per_s" => {
                 let span = if field.contains("cluster") { LinkSpan::Cluster } else { LinkSpan::Node };
                 let rate = count(1)?;
-                for link in self.model.network.links.iter_mut().filter(|link| link.span == span) {
+                let links = &mut self.model.network.links;
+                if links.iter().all(|link| link.span != span) {
+                    return Err(wrong(field, value, "has no effect: the model profile knows no such link"));
+                }
+                for link in links.iter_mut().filter(|link| link.span == span) {
                     link.bandwidth_bytes_per_s = rate;
                     // What was measured was measured at another rate.
                     link.points.clear();
@@ -218,6 +222,12 @@ pub(super) fn run(
         }
         let outcome = planned(&case, &inputs.data_profile)?;
         found.push((case, outcome));
+    }
+    caveats::say(found.iter().map(|(_, outcome)| outcome));
+    let num_samples = inputs.data_profile.samples.len() as u64;
+    let needed = |of: &Outcome| u64::from(of.num_sampled_batches) * u64::from(of.global_batch_size);
+    if found.iter().any(|(_, outcome)| needed(outcome) > num_samples) {
+        caveats::say_repeated();
     }
     show(settings, &found, files.csv, is_json)?;
     if let Some(path) = files.plot {

@@ -70,6 +70,11 @@ const GPT2_VOCABULARY: u64 = 50_257;
 const VOCABULARY_MULTIPLE: u64 = 128;
 /// Largest number that a cell may hold: sums over a step then fit their integers.
 const NUMBER_MAX: u64 = 1 << 32;
+/// The longest sequence, in tokens, and the largest width: bytes of a microbatch then fit their integers.
+const SEQUENCE_MAX: u64 = 1 << 24;
+const WIDTH_MAX: u64 = 1 << 20;
+/// Most tokens of a microbatch, for the same reason.
+const MICROBATCH_MAX: u64 = 1 << 30;
 /// Most layers, pipeline ranks and microbatches: a step is simulated action by action.
 const ACTIONS_MAX: u64 = 4_000_000;
 
@@ -149,6 +154,16 @@ impl<'a> Cells<'a> {
                 1
             }
         }
+    }
+
+    /// As `count`, and at most `max`.
+    fn count_to(&mut self, name: &'static str, max: u64) -> u64 {
+        let count = self.count(name);
+        if count > max {
+            self.problem(name, &count.to_string(), &format!("must be at most {max}"));
+            return 1;
+        }
+        count
     }
 
     fn degree(&mut self, name: &'static str) -> u32 {
@@ -248,6 +263,14 @@ impl Row {
                 &format!("their product must be at most {ACTIONS_MAX}"),
             );
         }
+        if micro_batch.saturating_mul(gpt.sequence_tokens) > MICROBATCH_MAX {
+            let found = format!("{micro_batch} sequences of {} tokens", gpt.sequence_tokens);
+            cells.problem(
+                "micro_batch_sequences",
+                &found,
+                &format!("their product must be at most {MICROBATCH_MAX}"),
+            );
+        }
         if !cells.problems.is_empty() {
             return Err(cells.problems);
         }
@@ -282,7 +305,7 @@ fn software_of(cells: &Cells<'_>) -> Software {
 }
 
 fn gpt_of(cells: &mut Cells<'_>, tp: u64, software: Software) -> Gpt {
-    let (width, num_heads) = (cells.count("hidden_size"), cells.count("attention_heads"));
+    let (width, num_heads) = (cells.count_to("hidden_size", WIDTH_MAX), cells.count("attention_heads"));
     if cells.text("head_size").is_none() && !width.is_multiple_of(num_heads) {
         cells.problem(
             "attention_heads",
@@ -290,7 +313,7 @@ fn gpt_of(cells: &mut Cells<'_>, tp: u64, software: Software) -> Gpt {
             &format!("must divide `hidden_size` {width}"),
         );
     }
-    let sequence_tokens = cells.count("sequence_tokens");
+    let sequence_tokens = cells.count_to("sequence_tokens", SEQUENCE_MAX);
     let unpadded = cells.count_or("vocab_size", GPT2_VOCABULARY);
     // In the published runs the head of one whole rank is slow as one of 50,257 columns is; those cut over ranks are not.
     let is_unpadded = tp == 1 && cells.text("vocab_size").is_none();

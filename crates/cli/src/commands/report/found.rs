@@ -199,6 +199,7 @@ impl Found {
                 views.push(StepView {
                     step: trace.step,
                     arm: trace.arm.clone(),
+                    layout: Some(*layout),
                     predicted: Some(scheduler.simulate(&line.schedule)?),
                     measured: Some(scheduler.measured(&line.schedule, &spans, trace.makespan_ns)?),
                     is_rehearsed: metrics.is_some_and(|m| m.is_rehearsed),

@@ -45,9 +45,9 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         let arms = comparison.as_ref().map(|c| (c.best.baseline.as_str(), c.best.ours.as_str()));
         let (baseline, ours) = arms.unwrap_or(("blind", "aware"));
         let step = found.usual_step(baseline, ours);
-        let measured = |arm: &str| {
-            views.iter().find(|v| v.arm == arm && Some(v.step) == step).and_then(|v| v.measured.as_ref())
-        };
+        let view = |arm: &str| views.iter().find(|v| v.arm == arm && Some(v.step) == step);
+        let measured = |arm: &str| view(arm).and_then(|v| v.measured.as_ref());
+        let layout = view(ours).and_then(|v| v.layout.as_ref());
         let (Some(before), Some(after)) = (measured(baseline), measured(ours)) else {
             return Err(Failure::new(
                 format!(
@@ -63,7 +63,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         let shown = ["blind"].into_iter().chain(ahead).filter(|arm| *arm != baseline);
         let others = shown.filter_map(|arm| Some((arm, measured(arm)?)));
         let steps: Vec<(&str, &Timeline)> = others.chain([(baseline, before), (ours, after)]).collect();
-        let figure = dflop_report::figure(&steps, &caption);
+        let figure = dflop_report::figure(&steps, layout, &caption);
         artifact::write_text(path, "figure", &figure).map_err(|error| Failure::of_flag(error, "--figure"))?;
         talk!("wrote {}", path.display());
     }

@@ -1,0 +1,30 @@
+//! What is not certain about the plans of several searches, said once for all of them.
+
+use dflop_plan::{Caveats, Outcome};
+
+/// Says on stderr what is not certain about the best plans of these searches: each sentence once, counts over all of them.
+pub(super) fn say<'a>(outcomes: impl Iterator<Item = &'a Outcome>) {
+    let found = outcomes.filter_map(|outcome| Some((outcome.caveats, outcome.ranked.first()?.prediction)));
+    let all = found.reduce(|(caveats, mut sum), (other, prediction)| {
+        let caveats = Caveats {
+            is_estimated: caveats.is_estimated || other.is_estimated,
+            is_network_measured: caveats.is_network_measured && other.is_network_measured,
+            is_reduction_measured: caveats.is_reduction_measured && other.is_reduction_measured,
+            num_repaired_points: caveats.num_repaired_points.max(other.num_repaired_points),
+        };
+        sum.num_predictions += prediction.num_predictions;
+        sum.num_extrapolated += prediction.num_extrapolated;
+        sum.extrapolated_ratio = sum.num_extrapolated as f64 / sum.num_predictions.max(1) as f64;
+        (caveats, sum)
+    });
+    for note in all.iter().flat_map(|(caveats, sum)| caveats.notes(sum)) {
+        talk!("note: {note}");
+    }
+}
+
+/// Says that some of these searches judged their plans on more samples than the data has.
+pub(super) fn say_repeated() {
+    talk!(
+        "note: the global batches of some rows need more samples than the data has: there samples come more than once"
+    );
+}
