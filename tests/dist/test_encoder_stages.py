@@ -15,7 +15,7 @@ from toy_run import SEED, RankParts, make_schedule, warm_model_dir, write_plan
 
 from dflop.models import load_adapter
 from dflop.models.parameters import component_of
-from dflop.models.recipes import freeze
+from dflop.runtime.boundary import going
 
 NUM_LAYERS = 4
 
@@ -117,28 +117,32 @@ def test_what_is_frozen_gets_no_gradient(recipe, model_dir, expected, tmp_path):
     whole = ({0} if "encoder" in frozen else set()) | ({2, 3} if "llm" in frozen else set())
     lists = random_lists(plan, len(llm), 3, whole_ranks=whole)
 
-    def prepare(pieces):
-        for piece in pieces.values():
-            freeze(piece, recipe)
-
     def rank(index):
-        parts = RankParts(plan, model_dir, tmp_path / "store", index, prepare_pieces=prepare)
-        loss = parts.step(make_schedule(llm, 1, actions=lists))
+        parts = RankParts(plan, model_dir, tmp_path / "store", index, recipe=recipe)
+        schedule = make_schedule(llm, 1, actions=lists)
+        loss = parts.step(schedule)
         found = {key: p.grad.numpy() for key, p in parts.gradients.parameters.items()}
         held = {key for piece in parts.pieces.values() for key, _ in piece.named_parameters()}
-        return loss, found, held
+        # Rows that are sent back between the two stages of the encoder.
+        below = [microbatch.below for microbatch in parts.work(schedule).stages.get(0, ())]
+        back = [t.num_rows for transfers in below for t in going(transfers, is_gradient=True)]
+        return loss, found, held, back
 
     found = results(run_ranks(plan.num_ranks, rank, tmp_path))
-    assert sum(loss for loss, _, _ in found) == pytest.approx(expected[0], rel=1e-6)
-    assert {index for index, (_, of_rank, _) in enumerate(found) if not of_rank} == whole
-    trained = {key: torch.from_numpy(g) for _, of_rank, _ in found for key, g in of_rank.items()}
+    assert sum(loss for loss, *_ in found) == pytest.approx(expected[0], rel=1e-6)
+    assert {index for index, (_, of_rank, *_) in enumerate(found) if not of_rank} == whole
+    trained = {key: torch.from_numpy(g) for _, of_rank, *_ in found for key, g in of_rank.items()}
     assert {component_of(key) for key in trained} == {"encoder", "projector", "llm"} - frozen
     floor = zero_of(gradients)
     for key, gradient in trained.items():
         error = float((gradient - gradients[key]).norm())
         assert error <= 1e-5 * max(float(gradients[key].norm()), floor), key
+    # Nothing but a sign goes back where nothing trains.
+    back = found[0][3]
+    assert len(back) > 1
+    assert (set(back) == {1}) == ("encoder" in frozen)
     # Together the ranks hold the whole model, each parameter once.
-    held = [key for _, _, of_rank in found for key in of_rank]
+    held = [key for _, _, of_rank, _ in found for key in of_rank]
     assert sorted(held) == sorted(gradients)
 
 

@@ -12,6 +12,7 @@ from dflop._native import Plan, Schedule
 from dflop.data.dataset import Sample
 from dflop.data.shares import share_of
 from dflop.models import load_adapter
+from dflop.models.recipes import freeze, trains_tower
 from dflop.models.recompute import recomputing
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
@@ -188,6 +189,7 @@ class RankParts:
         device=CPU,
         prepare_pieces=None,
         dtype=torch.float32,
+        recipe="full",
     ):
         torch.set_num_threads(1)
         self.mesh = join(
@@ -196,6 +198,9 @@ class RankParts:
         adapter = load_adapter(model_dir)
         self.dtype = dtype
         self.pieces = {stage: self.build(adapter, stage).train() for stage in self.mesh.stages}
+        self.recipe = recipe
+        for piece in self.pieces.values():
+            freeze(piece, recipe)
         if prepare_pieces is not None:
             prepare_pieces(self.pieces)
         if self.mesh.tensor_group is not None:
@@ -204,7 +209,7 @@ class RankParts:
         self.gradients = gradients_of(self.pieces, self.mesh, dtype)
         self.recorder = SpanRecorder(rank, device)
         self.adapter = adapter
-        stages = stages_of(self.pieces, self.mesh, self.gradients)
+        stages = stages_of(self.pieces, self.mesh, self.gradients, recipe)
         messages = Messages(self.mesh, border_widths(plan, adapter), dtype)
         self.executor = Executor(self.mesh, stages, self.recorder, messages)
 
@@ -236,6 +241,7 @@ class RankParts:
             self.tiles,
             self.dtype,
             self.adapter,
+            trains_tower=trains_tower(self.recipe),
         )
 
     def run_actions(self, schedule, watch=None):

@@ -65,11 +65,10 @@
   const above = (at) => TOP + at * pitch() + (lanes[at] && lanes[at].run > 0 ? GAP : 0);
   const lanesFor = (of, run) => {
     const ranks = lanesOf(of);
-    const numStages = 1 + Math.max(0, ...ranks.map((spans) => (spans[0] ? spans[0].action.stage : 0)));
     // A run of fewer ranks has no lanes for those that it lacks.
     let last = ranks.length;
     while (run > 0 && last > 0 && ranks[last - 1].length === 0) last -= 1;
-    return ranks.slice(0, last).map((spans, rank) => ({ spans, rank, run, of, numStages }));
+    return ranks.slice(0, last).map((spans, rank) => ({ spans, rank, run, of }));
   };
   const x = (time) => LEFT + ((time - shown.from) / (shown.to - shown.from)) * (canvas.clientWidth - LEFT - 8);
   const time = (pixel) => shown.from + ((pixel - LEFT) / Math.max(1, canvas.clientWidth - LEFT - 8)) * (shown.to - shown.from);
@@ -96,13 +95,7 @@
     hatch = context.createPattern(tile, "repeat");
   };
 
-  const laneName = ({ spans, rank, numStages }) => {
-    const first = spans[0];
-    if (!first) return `rank ${rank}`;
-    const stage = first.action.stage;
-    if (stage === 0) return `rank ${rank} encoder`;
-    return numStages <= 2 ? `rank ${rank} LLM` : `rank ${rank} LLM ${stage}`;
-  };
+  const laneName = ({ rank, of }) => data.lanes[of.lanes][rank];
 
   const ticks = () => {
     const width = (shown.to - shown.from) / 1e6;

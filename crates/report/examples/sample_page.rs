@@ -49,7 +49,14 @@ fn main() -> std::io::Result<()> {
     };
     let (blind, aware) = (step("blind").unwrap_or_default(), step("aware").unwrap_or_default());
     let caption = "One global batch of 64 samples, 16 microbatches, 1F1B, 3 ranks. Made-up numbers.";
-    std::fs::write(dir.join("sample_figure.svg"), figure(&[("blind", &blind), ("aware", &aware)], caption))
+    let drawn = figure(&[("blind", &blind), ("aware", &aware)], Some(&layout(1, 2, 1)), caption);
+    std::fs::write(dir.join("sample_figure.svg"), drawn)
+}
+
+/// An encoder, and replicas of an LLM of `pp` stages.
+fn layout(encoder_dp: u32, pp: u32, llm_dp: u32) -> Layout {
+    let degrees = |pp, dp| ComponentLayout { tp: 1, pp, dp };
+    Layout::disaggregated(degrees(1, encoder_dp), degrees(pp, llm_dp))
 }
 
 fn report() -> Report {
@@ -183,10 +190,10 @@ fn steps(dice: &mut Dice) -> Vec<StepView> {
             steps.push(StepView {
                 step,
                 arm: arm.to_owned(),
+                layout: Some(layout(1, 2, 1)),
                 predicted: Some(predicted),
                 measured: Some(walk(&noisy, 0.3)),
-                data_wait_ns: 0,
-                is_rehearsed: false,
+                ..StepView::default()
             });
         }
     }
@@ -431,10 +438,7 @@ fn way(name: &str, is_baseline: bool, step: Result<f64, u64>) -> WayPrediction {
 
 fn plan() -> Plan {
     let ranked = |encoder_dp, pp, llm_dp, num_microbatches, step_ms: f64, bubble_ratio| RankedPlan {
-        layout: Layout::disaggregated(
-            ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
-            ComponentLayout { tp: 1, pp, dp: llm_dp },
-        ),
+        layout: layout(encoder_dp, pp, llm_dp),
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
         recompute: Recompute::None,

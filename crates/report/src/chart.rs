@@ -10,7 +10,7 @@ pub(crate) use bars::{Bar, BarPart, bars};
 pub(crate) use histogram::{Bins, histogram};
 pub(crate) use line::{Line, LinePlot, line_plot};
 pub(crate) use scatter::{Dots, Mark, ScatterPlot, pair_plot, ratio_plot, scatter_plot};
-pub(crate) use timeline::{Lanes, TimelineView, draw, timeline};
+pub(crate) use timeline::{Lanes, TimelineView, draw, lane_name, timeline};
 
 use dflop_types::number;
 use maud::{Markup, html};

@@ -2,7 +2,7 @@
 
 use crate::arm::arm_name;
 use crate::chart::{Lanes, TimelineView, draw, px};
-use dflop_types::{Timeline, number};
+use dflop_types::{Layout, Timeline, number};
 use maud::{PreEscaped, html};
 
 /// The figure is drawn on a card with its own background, so that its text can be read on any page.
@@ -12,11 +12,11 @@ const WIDTH: f64 = 960.0;
 const MARGIN: f64 = 18.0;
 
 /// A standalone SVG of one global batch trained in several ways, on one time axis with shaded bubbles, and `caption` below.
-/// Each step has the name of its arm. Steps are drawn in the order given: baselines come first and ours last.
+/// Each step has the name of its arm, and each lane names what `layout` puts on its rank. Steps are drawn in the order given: baselines come first and ours last.
 ///
 /// The figure has its own background and colours for light and dark, so it can be read on any page. Control characters in
 /// the caption, which XML forbids, are written out. A large timeline is drawn in part, and the figure says so.
-pub fn figure(steps: &[(&str, &Timeline)], caption: &str) -> String {
+pub fn figure(steps: &[(&str, &Timeline)], layout: Option<&Layout>, caption: &str) -> String {
     let end_ns = steps.iter().map(|(_, timeline)| timeline.makespan_ns).max().unwrap_or(0);
     let inner = WIDTH - 2.0 * MARGIN;
     let mut y = MARGIN;
@@ -24,7 +24,7 @@ pub fn figure(steps: &[(&str, &Timeline)], caption: &str) -> String {
     let mut panels = Vec::new();
     let mut said = Vec::new();
     for (index, &(arm, timeline)) in steps.iter().enumerate() {
-        let lanes = Lanes::new(timeline, end_ns, inner);
+        let lanes = Lanes::new(timeline, layout, end_ns, inner);
         left_out.extend(lanes.left_out.iter().filter(|text| text.starts_with("showing")).cloned());
         let lane_height = if lanes.num_lanes() > 8 { 14.0 } else { 24.0 };
         let has_axis = index + 1 == steps.len();

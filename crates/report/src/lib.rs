@@ -30,7 +30,7 @@ pub use loss::{GroupLoss, LossPoint};
 pub use shapes::{RankBytes, ShapeError};
 pub use sweep::{Sweep, SweepLine, sweep};
 
-use dflop_types::{DataProfile, ModelProfile, Plan, Timeline};
+use dflop_types::{DataProfile, Layout, ModelProfile, Plan, Timeline};
 
 /// What a page shows. Empty parts are left out.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -164,6 +164,8 @@ pub struct StepView {
     pub step: u64,
     /// How the global batch was scheduled: `aware` or `blind`; other names are shown as they are.
     pub arm: String,
+    /// The layout that it ran in, which names the lanes of its timelines; `None`: not known.
+    pub layout: Option<Layout>,
     /// The timeline that the simulator predicted.
     pub predicted: Option<Timeline>,
     /// The timeline that was measured, or rehearsed.

@@ -1,6 +1,6 @@
 //! The page and the figure through the crate's two functions: what people see, and what must hold for any input.
 
-use crate::small::{arm, sample, small, span, timeline};
+use crate::small::{arm, ranked, sample, small, span, timeline};
 use crate::soundness::{check, shown, without};
 use dflop_report::{Comparison, Measured, Report, StepView, figure, render};
 use dflop_types::{
@@ -22,7 +22,11 @@ fn a_small_page_looks_as_reviewed() {
 /// The figure of the README is what a person reviewed.
 #[test]
 fn a_small_figure_looks_as_reviewed() {
-    let figure = figure(&[("blind", &timeline(10)), ("aware", &timeline(0))], "Two ranks, two microbatches.");
+    let figure = figure(
+        &[("blind", &timeline(10)), ("aware", &timeline(0))],
+        Some(&ranked(1, 1).layout),
+        "Two ranks, two microbatches.",
+    );
     check(&without(&figure, "style"));
     insta::assert_snapshot!(without(&figure, "style").replace("><", ">\n<"));
 }
@@ -36,7 +40,7 @@ fn the_page_stands_alone() {
         assert!(!page.contains(outside), "{outside}");
     }
     assert!(
-        figure(&[("blind", &timeline(1)), ("aware", &timeline(0))], "").matches("http").count() == 1,
+        figure(&[("blind", &timeline(1)), ("aware", &timeline(0))], None, "").matches("http").count() == 1,
         "only the name space of SVG"
     );
 }
@@ -91,6 +95,7 @@ fn data_wait_before_a_step_is_beside_its_idle_time() {
     let step = StepView {
         step: 1,
         arm: "aware".to_owned(),
+        layout: None,
         predicted: None,
         measured: Some(timeline(0)),
         data_wait_ns: 7_000_000,
@@ -154,6 +159,7 @@ fn the_median_pair_is_shown() {
     let step = |step, arm: &str, late| StepView {
         step,
         arm: arm.to_owned(),
+        layout: None,
         predicted: None,
         measured: Some(timeline(late)),
         data_wait_ns: 0,
@@ -212,7 +218,7 @@ fn hostile_names_are_escaped() {
     assert!(!page.contains(['\u{1b}', '\u{202e}', '\u{7f}']) && page.contains("\\u{1b}[2J\\u{202e}\\u{7f}"));
     assert!(!page.contains("5ec12e7") && page.contains("https://***@host/a.jpg?***"));
     let figure =
-        figure(&[("blind", &timeline(1)), ("aware", &timeline(0))], &format!("{HOSTILE}\u{0}\u{1b}"));
+        figure(&[("blind", &timeline(1)), ("aware", &timeline(0))], None, &format!("{HOSTILE}\u{0}\u{1b}"));
     check(&without(&figure, "style"));
     assert!(!figure.contains("<script>") && !figure.contains("5ec12e7"));
     assert!(!figure.contains(['\u{0}', '\u{1b}', '\u{202e}']));
@@ -230,6 +236,7 @@ fn nothing_took_any_time() {
         let step = |arm: &str| StepView {
             step: 0,
             arm: arm.to_owned(),
+            layout: None,
             predicted: Some(timeline.clone()),
             measured: Some(timeline.clone()),
             data_wait_ns: u64::MAX,
@@ -244,7 +251,7 @@ fn nothing_took_any_time() {
         let page = shown(&report);
         check(&page);
         assert!(page.contains("Not finite at 2 steps"));
-        check(&without(&figure(&[("blind", &timeline), ("aware", &timeline)], ""), "style"));
+        check(&without(&figure(&[("blind", &timeline), ("aware", &timeline)], None, ""), "style"));
     }
 }
 
@@ -324,6 +331,7 @@ fn any_steps() -> impl Strategy<Value = Vec<StepView>> {
     let step = step.prop_map(|(step, arm, predicted, measured)| StepView {
         step,
         arm: arm.to_owned(),
+        layout: None,
         predicted,
         measured,
         data_wait_ns: 0,
@@ -417,9 +425,9 @@ proptest! {
     /// Whatever the timelines, the figure is well formed, and is the same each time.
     #[test]
     fn any_timelines_make_a_sound_figure(blind in any_timeline(), aware in any_timeline()) {
-        let drawn = figure(&[("blind", &blind), ("aware", &aware)], "caption");
+        let drawn = figure(&[("blind", &blind), ("aware", &aware)], None, "caption");
         check(&without(&drawn, "style"));
-        prop_assert_eq!(&drawn, &figure(&[("blind", &blind), ("aware", &aware)], "caption"));
+        prop_assert_eq!(&drawn, &figure(&[("blind", &blind), ("aware", &aware)], None, "caption"));
     }
 }
 

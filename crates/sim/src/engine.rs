@@ -23,9 +23,9 @@ struct Node {
     slot: u32,
     rank: u32,
     source: u32,
-    /// If `source` is [`BOUNDARY`]: the replica. If it is [`MEETING`]: the number of ranks that meet, on the first of them,
-    /// and 0 on the others.
-    replica: u32,
+    /// If `source` is a slot: the slot of this row's forward of the same microbatch. If it is [`BOUNDARY`]: the replica. If it
+    /// is [`MEETING`]: the number of ranks that meet, on the first of them, and 0 on the others.
+    detail: u32,
 }
 
 const NOTHING: u32 = u32::MAX;
@@ -151,9 +151,9 @@ impl Graph {
         for position in 0..longest {
             for rank in 0..num_ranks {
                 if let Some(&slot) = self.lists.of(rank).get(position) {
-                    let replica = if rank == 0 { num_ranks as u32 } else { 0 };
+                    let detail = if rank == 0 { num_ranks as u32 } else { 0 };
                     let alone = self.node(slot);
-                    self.sequence.push(Node { source: MEETING, replica, ..alone });
+                    self.sequence.push(Node { source: MEETING, detail, ..alone });
                 }
             }
         }
@@ -236,9 +236,10 @@ impl Graph {
     }
 
     fn node(&self, slot: u32) -> Node {
-        let (row, kind, _) = self.lists.decode(slot);
+        let (row, kind, microbatch) = self.lists.decode(slot);
         let rank = self.rows[row].rank;
-        let alone = Node { slot, rank, source: NOTHING, replica: 0 };
+        let forward = (row * self.lists.width + microbatch) as u32;
+        let alone = Node { slot, rank, source: NOTHING, detail: forward };
         if kind == ActionKind::W {
             // A W needs only its own I, which comes earlier in the list of the same rank.
             return alone;
@@ -248,7 +249,7 @@ impl Graph {
             // The other row is on the same rank. Its action comes earlier in the list, and nothing is sent.
             Source::Row(other) if self.rows[other as usize].rank == rank => alone,
             Source::Row(other) => Node { source: self.at_row(slot, other), ..alone },
-            Source::Boundary { replica } => Node { source: BOUNDARY, replica, ..alone },
+            Source::Boundary { replica } => Node { source: BOUNDARY, detail: replica, ..alone },
         }
     }
 
@@ -296,17 +297,22 @@ impl Graph {
             let (slot, rank) = (node.slot as usize, node.rank as usize);
             let mut start = last_end_ns[rank];
             if node.source < MEETING {
-                start = start.max(end_ns[node.source as usize] + transfer_ns);
+                // Without a sample nothing is sent.
+                let has_sample = durations_ns[node.detail as usize] > 0;
+                let sent_ns = if has_sample { transfer_ns } else { 0 };
+                start = start.max(end_ns[node.source as usize] + sent_ns);
             } else if node.source == BOUNDARY {
                 let local = slot % width;
                 let (rows, microbatch) =
                     if local < m { (&feeds.forward, local) } else { (&feeds.backward, local - m) };
-                for &other in rows.row(order[microbatch] as usize, node.replica) {
-                    start = start.max(end_ns[other as usize * width + local] + transfer_ns);
+                let has_sample = durations_ns[slot - local + microbatch] > 0;
+                let sent_ns = if has_sample { transfer_ns } else { 0 };
+                for &other in rows.row(order[microbatch] as usize, node.detail) {
+                    start = start.max(end_ns[other as usize * width + local] + sent_ns);
                 }
             } else if node.source == MEETING {
-                if node.replica > 0 {
-                    let group = &last_end_ns[rank..rank + node.replica as usize];
+                if node.detail > 0 {
+                    let group = &last_end_ns[rank..rank + node.detail as usize];
                     met_ns = group.iter().copied().max().unwrap_or(0);
                     if self.is_exchanged(node.slot, feeds, order) {
                         met_ns += transfer_ns;

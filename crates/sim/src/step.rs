@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 /// One step of a layout with encoder and LLM replicas: what the simulator needs to time it.
 ///
 /// Every rank runs a forward and a backward, whole or split, for each microbatch. If it has no samples in a microbatch,
-/// its actions are still there and take no time.
+/// its actions are still there and take no time. So a forward of 0 nanoseconds stands for no samples: nothing is sent to it,
+/// nor to the backward of the same microbatch.
 ///
 /// *Invariants* (checked by [`StepInput::check`]): no degree is 0, both tensor-parallel degrees are 1 (a rank
 /// stands for its tensor-parallel group); every list has the length that the layout and `num_microbatches`

@@ -1,6 +1,6 @@
 //! What must hold of every step: against an oracle, against each other, and by themselves.
 
-use crate::common::{ORDERS, duration_ns, fed, inputs, lists, mixed, relax, steps, steps_of};
+use crate::common::{ORDERS, duration_ns, fed, inputs, lists, mixed, relax, sent_ns, steps, steps_of};
 use dflop_sim::{
     Durations, MicrobatchDurations, Simulator, StepInput, durations_of, idle_of, measured_lists,
     measured_timeline, simulate, simulate_lists, simulate_step,
@@ -157,8 +157,8 @@ proptest! {
         for span in &timeline.spans {
             prop_assert_eq!(span.duration_ns(), duration_ns(&step, span.rank, span.action));
             for input in inputs(&step, &lists(&step), span.rank, span.action) {
-                let transfer_ns = if input.0 == span.rank { 0 } else { step.transfer_ns };
-                prop_assert!(end[&input] + transfer_ns <= span.start_ns);
+                let sent_ns = sent_ns(&step, input.0, span.rank, span.action);
+                prop_assert!(end[&input] + sent_ns <= span.start_ns);
             }
         }
         for (rank, tail_ns) in step.tail_ns.iter().enumerate() {
@@ -185,7 +185,9 @@ proptest! {
         let place = at.index(times.len());
         *times[place] += more_ns;
         let after = simulate_step(&longer).unwrap().makespan_ns;
-        prop_assert!(before <= after && after <= before + more_ns * 2 * times_transferred(&step));
+        // What takes time from now on has a sample from now on, which is sent to it, and back to it.
+        let most_ns = more_ns * 2 * times_transferred(&step) + 2 * step.transfer_ns;
+        prop_assert!(before <= after && after <= before + most_ns);
     }
 
     /// Transfers cost what they add: without them, none of the idle time is theirs and the rest stays.

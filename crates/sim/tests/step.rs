@@ -160,6 +160,28 @@ fn lists_that_never_end() {
     );
 }
 
+/// Where a replica has no sample of a microbatch, nothing is sent from stage to stage: its ranks take no time for it.
+#[test]
+fn nothing_is_sent_without_a_sample() {
+    let none = StepInput {
+        layout: layout((1, 1), (3, 2)),
+        order: PipelineOrder::OneFOneB,
+        num_microbatches: 1,
+        // The second replica of the LLM is without a sample.
+        forward_ns: [1, 1, 1, 1, 0, 0, 0].map(|ns| vec![ns]).to_vec(),
+        backward_ns: [1, 1, 1, 1, 0, 0, 0].map(|ns| vec![ns]).to_vec(),
+        input_ns: Vec::new(),
+        weight_ns: Vec::new(),
+        feeds: vec![vec![vec![0]]],
+        transfer_ns: 10,
+        tail_ns: vec![0; 7],
+        ready_ns: Vec::new(),
+    };
+    let timeline = simulate_step(&none).unwrap();
+    assert_eq!(timeline.makespan_ns, 8 + 6 * 10, "there and back over three borders");
+    assert!(timeline.spans.iter().filter(|span| span.rank.0 >= 4).all(|span| span.end_ns == 0));
+}
+
 /// One encoder rank and one LLM rank, two microbatches, all with times of I and W.
 fn split_step() -> StepInput {
     StepInput {

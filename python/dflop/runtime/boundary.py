@@ -9,7 +9,8 @@ holds its shares in the order in which the encoder replica packed them. Features
 encoder replica and come to the first stage of an LLM replica. Their gradients go back over the same
 transfers.
 
-Between two stages of the same component there is one transfer: all rows of the microbatch. Between LLM stages
+Between two stages of the same component there is one transfer: all rows of the microbatch. Where nothing
+before the second stage trains, one row goes back in place of the gradients, as a sign. Between LLM stages
 a row is an LLM token, and the ranks of a tensor group may each send a part of the rows. Between encoder
 stages a row is an encoder token.
 """
@@ -159,10 +160,32 @@ def llm_transfers(
 
 
 def stage_transfers(
-    plan: Plan, replica: int, peer_stage: int, num_tokens: int, tensor: int = 0
+    plan: Plan, replica: int, peer_stage: int, num_tokens: int, tensor: int = 0, *, has_gradients: bool = True
 ) -> list[Transfer]:
-    """The transfer of hidden states between two stages of one replica; none for an empty microbatch."""
-    return [Transfer(plan.rank(replica, peer_stage, tensor), num_tokens, None)] if num_tokens else []
+    """The transfer of hidden states between two stages of one replica; none for an empty microbatch.
+
+    Args:
+        plan: The layout.
+        replica: Of this rank.
+        peer_stage: Stage of the other rank.
+        num_tokens: Rows of the microbatch.
+        tensor: Position of both ranks in their tensor groups.
+        has_gradients: Whether a parameter trains in the stage above or before it. If not, one row goes back:
+            without a sign that the stage below is done, the stage above would run ahead, and more messages
+            would wait in memory than the plan allows for.
+
+    Returns:
+        One transfer, or one for the rows and one for the sign.
+    """
+    if not num_tokens:
+        return []
+    peer = plan.rank(replica, peer_stage, tensor)
+    if has_gradients:
+        return [Transfer(peer, num_tokens, None)]
+    return [
+        Transfer(peer, num_tokens, None, has_gradients=False),
+        Transfer(peer, 1, None, has_rows=False),
+    ]
 
 
 def _transfer(peer: int, message: Sequence[range], num_own_rows: int, pair: TensorPair) -> list[Transfer]:

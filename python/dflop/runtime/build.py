@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from dflop.models.adapters import add_adapters
 from dflop.models.load import Weights
-from dflop.models.parameters import component_of
-from dflop.models.recipes import freeze
+from dflop.models.recipes import freeze, trains_tower
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
 from dflop.runtime.progress import say
@@ -102,7 +101,7 @@ def border_widths(plan: Plan, adapter: ModelAdapter) -> list[int]:
 
 
 def stages_of(
-    pieces: Mapping[int, nn.Module], mesh: Mesh, gradients: Gradients | ShardedGradients
+    pieces: Mapping[int, nn.Module], mesh: Mesh, gradients: Gradients | ShardedGradients, recipe: str
 ) -> dict[int, Stage]:
     """The pieces of this rank at work, by stage.
 
@@ -110,6 +109,7 @@ def stages_of(
         pieces: Frozen where the recipe says so.
         mesh: This rank's coordinates.
         gradients: Of the pieces.
+        recipe: What trains.
 
     Returns:
         Ready for the first step.
@@ -122,20 +122,7 @@ def stages_of(
             mesh.device,
             gradients.nothing(stage),
             gives_features=stage == last_encoder,
-            needs_gradient=not mesh.is_encoder_stage(stage) or trains_tower(piece),
+            needs_gradient=not mesh.is_encoder_stage(stage) or trains_tower(recipe),
         )
         for stage, piece in pieces.items()
     }
-
-
-def trains_tower(piece: nn.Module) -> bool:
-    """Whether the layers of an encoder piece train; if so, those of the stages before it train too.
-
-    Args:
-        piece: A stage of the encoder; it has at least one layer.
-
-    Returns:
-        False where the recipe freezes the tower.
-    """
-    of_tower = [p for name, p in piece.named_parameters() if component_of(name) == "encoder"]
-    return any(p.requires_grad for p in of_tower)

@@ -82,8 +82,8 @@ class Stage:
             device: Of this rank.
             nothing: What to run for a microbatch without samples where ranks meet in each action; else none.
             gives_features: Whether it is the last stage of the encoder; not used in the LLM.
-            needs_gradient: Whether anything before this stage trains. If not, the gradient that goes back is
-                zeros.
+            needs_gradient: Whether anything before this stage trains. If not, what goes back is one row of
+                zeros, as `boundary.stage_transfers` has it.
         """
         self.module = module
         self._gives_features = gives_features
@@ -178,7 +178,8 @@ class Stage:
             gradient_RD: Gradient of what left this stage, [R, D]; none for the last stage.
 
         Returns:
-            Gradient of what came in, [R, D]; none for the encoder's first stage.
+            Gradient of what came in, [R, D]; [1, D] zeros where nothing before this stage trains; none for
+            the encoder's first stage.
         """
         kept = self._in_flight.pop(microbatch)
         if kept.outgoing.requires_grad:
@@ -194,6 +195,8 @@ class Stage:
         incoming = kept.incoming
         if incoming is None:
             return None
+        if not self._needs_gradient:
+            return torch.zeros_like(incoming[:1])
         return torch.zeros_like(incoming) if incoming.grad is None else incoming.grad
 
     def pass_by(self, takes_gradient: bool, microbatch: int) -> None:

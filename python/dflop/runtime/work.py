@@ -115,6 +115,8 @@ def prepare(
     dtype: torch.dtype,
     encoder: EncoderBorders,
     packed: Packed | None = None,
+    *,
+    trains_tower: bool = True,
 ) -> StepWork:
     """Packs this rank's samples and finds its transfers. Waits for tiles that are not decoded yet.
 
@@ -126,6 +128,7 @@ def prepare(
         dtype: Of the pixels given to the model.
         encoder: What passes between stages of the encoder.
         packed: Microbatches of the encoder that are packed already.
+        trains_tower: Whether the recipe trains the encoder before its projector.
 
     Returns:
         This rank's share of the step.
@@ -141,7 +144,7 @@ def prepare(
     packed_llm: dict[int, LlmInput] = {}
     for stage in mesh.stages:
         stages[stage] = [
-            _encoder_work(mesh, schedule, stage, j, sample, tiles, dtype, encoder, packed or {})
+            _encoder_work(mesh, schedule, stage, j, sample, tiles, dtype, encoder, packed or {}, trains_tower)
             if mesh.is_encoder_stage(stage)
             else _llm_work(mesh, schedule, stage, j, sample, packed_llm)
             for j in range(schedule.num_microbatches)
@@ -164,6 +167,7 @@ def _encoder_work(
     dtype: torch.dtype,
     encoder: EncoderBorders,
     packed: Packed,
+    trains_tower: bool,
 ) -> MicrobatchWork:
     scheduled = schedule.encoder(microbatch, mesh.replica)
     if not scheduled:
@@ -177,9 +181,14 @@ def _encoder_work(
         inputs = [tiles(i, parts) for i, parts in scheduled] if reads_inputs else []
         batch = encoder_input(shares, inputs, dtype)
     plan, num_rows, tensor = mesh.plan, encoder.num_rows(batch.media), mesh.tensor
-    above = stage_transfers(plan, mesh.replica, stage - 1, num_rows, tensor) if stage > 0 else []
+
+    def neighbour(peer_stage: int) -> list[Transfer]:
+        # The projector is in the last stage, so no stage takes its gradient from the stage above.
+        return stage_transfers(plan, mesh.replica, peer_stage, num_rows, tensor, has_gradients=trains_tower)
+
+    above = neighbour(stage - 1) if stage > 0 else []
     if stage < plan.encoder_stages - 1:
-        below = stage_transfers(plan, mesh.replica, stage + 1, num_rows, tensor)
+        below = neighbour(stage + 1)
     else:
         rows = [share.rows for share in shares]
         below = encoder_transfers(plan, schedule, microbatch, mesh.replica, rows, tensor)

@@ -1,9 +1,8 @@
 //! One step on one time axis: a lane for each rank, work in solid colours, bubbles shaded.
 
 use super::{Frame, Scale, axis_x, partly, px, spread, svg};
-use dflop_types::{ActionKind, Span, Timeline, number};
+use dflop_types::{ActionKind, Component, Layout, Rank, Span, StageIndex, Timeline, number};
 use maud::{Markup, html};
-use std::collections::BTreeSet;
 
 /// The most lanes that are drawn.
 const MOST_LANES: usize = 16;
@@ -60,7 +59,8 @@ const RIGHT: f64 = 74.0;
 
 impl Lanes {
     /// Sorts spans into lanes. Spans that are too narrow to see are joined, and lanes that are too many are left out.
-    pub(crate) fn new(timeline: &Timeline, end_ns: u64, width: f64) -> Self {
+    /// The layout gives the names of lanes.
+    pub(crate) fn new(timeline: &Timeline, layout: Option<&Layout>, end_ns: u64, width: f64) -> Self {
         let scale = Scale::linear((0.0, end_ns as f64), (LEFT, width - RIGHT));
         let tail_from_ns =
             timeline.spans.iter().map(|s| s.end_ns).max().unwrap_or(0).min(timeline.makespan_ns);
@@ -75,7 +75,6 @@ impl Lanes {
                 by_rank[lane].push(*span);
             }
         }
-        let num_stages = timeline.spans.iter().map(|s| s.action.stage.0.saturating_add(1)).max().unwrap_or(0);
         let mut num_joined = 0;
         let mut num_drawn = 0;
         let mut lanes = Vec::new();
@@ -87,9 +86,8 @@ impl Lanes {
             }
             num_drawn += blocks.len();
             num_joined += joined;
-            let stages: BTreeSet<u32> = spans.iter().map(|s| s.action.stage.0).collect();
             lanes.push(Lane {
-                name: lane_name(rank, &stages, num_stages),
+                name: lane_name(rank, layout),
                 bubbles: gaps(&spans, tail_from_ns, &scale),
                 idle_ratio: idle_ratio(&spans, tail_from_ns, timeline.makespan_ns),
                 blocks,
@@ -111,17 +109,28 @@ impl Lanes {
     }
 }
 
-/// A rank and what it works on. A rank of a colocated layout has both components, so it has its number alone. Of more than
-/// two interleaved stages the first two are named: a lane has room for no more.
-fn lane_name(rank: u32, stages: &BTreeSet<u32>, num_stages: u32) -> String {
-    let stages: Vec<u32> = stages.iter().copied().collect();
+/// The name of a lane: a rank, and what the layout puts there. Stages are counted over both components. A component of one
+/// stage has no number, and of more than two stages of a rank the first two are named: a lane has room for no more. A rank
+/// that holds both components has its number alone, and so has a rank of an unknown layout.
+pub(crate) fn lane_name(rank: u32, layout: Option<&Layout>) -> String {
+    let name = format!("rank {rank}");
+    // A lane is a tensor group.
+    let Some((layout, at)) =
+        layout.map(Layout::by_group).and_then(|of| Some((of, of.coordinates(Rank(rank))?)))
+    else {
+        return name;
+    };
+    let (component, num_stages) = match at.component {
+        Component::Both => return name,
+        Component::Encoder => ("encoder", layout.encoder.pp),
+        Component::Llm => ("LLM", layout.num_llm_stages()),
+    };
+    let stages: Vec<StageIndex> = layout.stages(Rank(rank)).collect();
     match stages[..] {
-        [0] => format!("rank {rank} encoder"),
-        [] | [0, ..] => format!("rank {rank}"),
-        [_] if num_stages <= 2 => format!("rank {rank} LLM"),
-        [stage] => format!("rank {rank} LLM {stage}"),
-        [first, second] => format!("rank {rank} LLM {first}, {second}"),
-        [first, second, ..] => format!("rank {rank} LLM {first}, {second}.."),
+        _ if num_stages == 1 => format!("{name} {component}"),
+        [first, second] => format!("{name} {component} {first}, {second}"),
+        [first, second, ..] => format!("{name} {component} {first}, {second}.."),
+        _ => format!("{name} {component} {}", at.stage),
     }
 }
 
@@ -258,7 +267,7 @@ fn work(block: &Block, y: f64, view: &TimelineView) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_types::Rank;
+    use dflop_types::{ComponentLayout, Zero};
 
     fn span(rank: u32, action: &str, start_ns: u64, end_ns: u64) -> Span {
         Span { rank: Rank(rank), action: action.parse().unwrap(), start_ns, end_ns }
@@ -272,35 +281,42 @@ mod tests {
             spans: vec![span(0, "0F0", 0, 20), span(0, "0B0", 50, 80)],
             ..Timeline::default()
         };
-        let lanes = Lanes::new(&timeline, 100, LEFT + RIGHT + 100.0);
+        let lanes = Lanes::new(&timeline, None, 100, LEFT + RIGHT + 100.0);
         assert_eq!(lanes.tail_from_ns, 80);
         assert_eq!(lanes.drawn[0].bubbles, [(LEFT + 20.0, LEFT + 50.0)]);
         assert!((lanes.drawn[0].idle_ratio - 0.3).abs() < 1e-12);
         assert!(lanes.left_out.is_empty());
     }
 
+    /// One list for each kind of layout, an encoder of several stages among them.
     #[test]
-    fn a_lane_names_all_stages_of_its_rank() {
-        let names = |spans: &[Span]| -> Vec<String> {
-            let num_ranks = 1 + spans.iter().map(|s| s.rank.0).max().unwrap_or(0);
-            let timeline =
-                Timeline { num_ranks, makespan_ns: 100, spans: spans.to_vec(), ..Timeline::default() };
-            Lanes::new(&timeline, 100, 1000.0).drawn.into_iter().map(|lane| lane.name).collect()
+    fn a_lane_names_what_the_layout_puts_there() {
+        let names = |layout: Layout| -> Vec<String> {
+            let num_ranks = layout.by_group().num_ranks();
+            (0..num_ranks).map(|rank| lane_name(rank, Some(&layout))).collect()
         };
-        // Interleaved: rank 1 has the LLM's stages 1 and 3, rank 2 has 2, 4 and 6.
-        let chunks = ["0F0", "1F0", "3F0", "2F0", "6F0", "4F0"].into_iter().zip([0, 1, 1, 2, 2, 2]);
-        let spans: Vec<Span> = chunks.map(|(action, rank)| span(rank, action, 0, 1)).collect();
-        assert_eq!(names(&spans), ["rank 0 encoder", "rank 1 LLM 1, 3", "rank 2 LLM 2, 4.."]);
-        // Colocated: both components.
-        assert_eq!(names(&[span(0, "0F0", 0, 1), span(0, "1F0", 1, 2)]), ["rank 0"]);
-        assert_eq!(names(&[span(0, "0F0", 0, 1), span(1, "1F0", 1, 2)]), ["rank 0 encoder", "rank 1 LLM"]);
+        let degrees = |tp, pp, dp| ComponentLayout { tp, pp, dp };
+        let usual = Layout::disaggregated(degrees(1, 1, 1), degrees(1, 1, 1));
+        assert_eq!(names(usual), ["rank 0 encoder", "rank 1 LLM"]);
+        assert_eq!(
+            names(Layout { llm: degrees(2, 2, 1), ..usual }),
+            ["rank 0 encoder", "rank 1 LLM 1", "rank 2 LLM 2"]
+        );
+        let cut = Layout { encoder: degrees(1, 2, 1), ..usual };
+        assert_eq!(names(cut), ["rank 0 encoder 0", "rank 1 encoder 1", "rank 2 LLM"]);
+        let interleaved = Layout { llm: degrees(1, 2, 1), llm_interleave: 2, ..usual };
+        assert_eq!(names(interleaved), ["rank 0 encoder", "rank 1 LLM 1, 3", "rank 2 LLM 2, 4"]);
+        let more = Layout { llm_interleave: 3, ..interleaved };
+        assert_eq!(names(more), ["rank 0 encoder", "rank 1 LLM 1, 3..", "rank 2 LLM 2, 4.."]);
+        assert_eq!(names(Layout::colocated(2, Zero::Nothing)), ["rank 0", "rank 1"]);
+        assert_eq!([lane_name(0, None), lane_name(9, Some(&usual))], ["rank 0", "rank 9"]);
     }
 
     #[test]
     fn what_is_left_out_is_said() {
         let spans = (0..20_000).map(|i| span(0, "0F0", i, i + 1)).collect();
         let timeline = Timeline { num_ranks: 64, makespan_ns: 20_000, spans, ..Timeline::default() };
-        let lanes = Lanes::new(&timeline, 20_000, 1000.0);
+        let lanes = Lanes::new(&timeline, None, 20_000, 1000.0);
         assert_eq!(lanes.drawn.len(), 16);
         assert!(lanes.drawn[0].blocks.len() < 2_000);
         assert_eq!(lanes.left_out[0], "showing 16 of 64 ranks");

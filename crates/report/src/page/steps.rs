@@ -112,7 +112,7 @@ pub(super) fn one_batch_twice(report: &Report) -> Option<Section> {
 /// A step under its name: the measured timeline, and the predicted one below it.
 pub(super) fn panel(step: &StepView, end_ns: u64, class: &str, name: &str) -> Markup {
     let draw = |timeline: &Timeline, how: &str, is_main: bool| {
-        let lanes = Lanes::new(timeline, end_ns, WIDTH);
+        let lanes = Lanes::new(timeline, step.layout.as_ref(), end_ns, WIDTH);
         let lane_height = match (is_main, lanes.num_lanes() > 8) {
             (true, false) => 26.0,
             (true, true) | (false, false) => 15.0,

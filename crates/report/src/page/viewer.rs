@@ -3,9 +3,9 @@
 use super::Section;
 use super::encode::{Encoder, RESOLUTIONS, quoted};
 use super::times::error_of;
-use crate::chart::{names, numbers, partly, spread, table, words};
+use crate::chart::{lane_name, names, numbers, partly, spread, table, words};
 use crate::{Report, StepView};
-use dflop_types::{Timeline, number};
+use dflop_types::{Layout, Timeline, number};
 use maud::{Markup, PreEscaped, html};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -97,6 +97,26 @@ fn held<'a>(all: &[Item<'a>], most_bytes: usize) -> Held<'a> {
 }
 
 impl Held<'_> {
+    /// The layouts of the steps, each once. Steps name their lanes by the place of theirs.
+    fn layouts(&self) -> Vec<Option<Layout>> {
+        let mut layouts = Vec::new();
+        for item in &self.steps {
+            for step in [Some(item.step), item.other.map(|(step, _)| step)].into_iter().flatten() {
+                if !layouts.contains(&step.layout) {
+                    layouts.push(step.layout);
+                }
+            }
+        }
+        layouts
+    }
+
+    /// The names of all lanes in a layout, as JSON.
+    fn lane_names(&self, layout: Option<&Layout>) -> String {
+        let names: Vec<String> =
+            (0..num_ranks(&self.steps)).map(|rank| quoted(&lane_name(rank, layout))).collect();
+        format!("[{}]", names.join(","))
+    }
+
     /// The JSON that `viewer.js` reads.
     fn json(&self, names: Option<&[String; 2]>) -> String {
         let mut text = format!("{{\"parts\":{},\"ranks\":{},", self.parts, num_ranks(&self.steps));
@@ -106,14 +126,18 @@ impl Held<'_> {
         text.push_str("\"lists\":[");
         let lists: Vec<String> = self.lists.iter().map(|list| quoted(list)).collect();
         text.push_str(&lists.join(","));
+        text.push_str("],\"lanes\":[");
+        let layouts = self.layouts();
+        let names: Vec<String> = layouts.iter().map(|layout| self.lane_names(layout.as_ref())).collect();
+        text.push_str(&names.join(","));
         text.push_str("],\"steps\":[");
         for (index, (item, spans)) in self.steps.iter().zip(&self.texts).enumerate() {
             text.push_str(if index == 0 { "" } else { "," });
             let _ = write!(text, "{{\"step\":{},", item.step.step);
-            fields(&mut text, item.step, item.timeline, &spans[0]);
+            fields(&mut text, item.step, item.timeline, &spans[0], &layouts);
             if let (Some((step, timeline)), Some(spans)) = (item.other, spans.get(1)) {
                 text.push_str(",\"other\":{");
-                fields(&mut text, step, timeline, spans);
+                fields(&mut text, step, timeline, spans, &layouts);
                 text.push('}');
             }
             text.push('}');
@@ -124,13 +148,14 @@ impl Held<'_> {
 }
 
 /// Writes the fields that a step and the step of the other run both have.
-fn fields(text: &mut String, step: &StepView, timeline: &Timeline, spans: &str) {
+fn fields(text: &mut String, step: &StepView, timeline: &Timeline, spans: &str, layouts: &[Option<Layout>]) {
+    let lanes = layouts.iter().position(|layout| *layout == step.layout).unwrap_or(0);
     let tail_from = timeline.spans.iter().map(|s| s.end_ns).max().unwrap_or(0);
     let predicted = step.measured.as_ref().and(step.predicted.as_ref()).map_or(0, |p| p.makespan_ns);
     let how = if step.measured.is_some() { step.how() } else { "predicted" };
     let _ = write!(
         text,
-        "\"arm\":{},\"how\":\"{how}\",\"ns\":{},\"tail\":{},\"predicted\":{predicted},\"idle\":\"{}\",\"spans\":\"{spans}\"",
+        "\"arm\":{},\"how\":\"{how}\",\"ns\":{},\"tail\":{},\"predicted\":{predicted},\"idle\":\"{}\",\"lanes\":{lanes},\"spans\":\"{spans}\"",
         quoted(&step.arm),
         timeline.makespan_ns,
         timeline.makespan_ns.saturating_sub(tail_from),

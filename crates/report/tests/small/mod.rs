@@ -120,6 +120,7 @@ pub(crate) fn small() -> Report {
     let step = |step, arm: &str, predicted, measured| StepView {
         step,
         arm: arm.to_owned(),
+        layout: Some(ranked(2, 35).layout),
         predicted: Some(timeline(predicted)),
         measured: Some(timeline(measured)),
         data_wait_ns: 0,

@@ -135,6 +135,13 @@ pub(crate) fn inputs(
     }
 }
 
+/// How long an input of an action of `rank` is under way from the rank `from`: not at all on the same rank, nor where the
+/// action has no sample, so that its forward takes no time.
+pub(crate) fn sent_ns(step: &StepInput, from: Rank, rank: Rank, action: Action) -> u64 {
+    let forward = Action { kind: ActionKind::F, ..action };
+    if from == rank || duration_ns(step, rank, forward) == 0 { 0 } else { step.transfer_ns }
+}
+
 pub(crate) fn duration_ns(step: &StepInput, rank: Rank, action: Action) -> u64 {
     let list = match action.kind {
         ActionKind::F => &step.forward_ns,
@@ -155,8 +162,7 @@ pub(crate) fn relax(step: &StepInput, lists: &[Vec<Action>]) -> Vec<Span> {
         for &action in list {
             nodes.push((rank, action));
             for input in inputs(step, lists, rank, action) {
-                let delay_ns = if input.0 == rank { 0 } else { step.transfer_ns };
-                edges.push((input, (rank, action), delay_ns));
+                edges.push((input, (rank, action), sent_ns(step, input.0, rank, action)));
             }
         }
     }

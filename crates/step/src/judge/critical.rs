@@ -3,7 +3,7 @@
 
 use crate::error::StepError;
 use crate::scheduler::StepScheduler;
-use dflop_types::{ActionKind, Layout, Schedule, Span, StageIndex, Timeline};
+use dflop_types::{Action, ActionKind, Layout, Schedule, Span, StageIndex, Timeline};
 use std::collections::BTreeMap;
 
 /// One action of a critical path.
@@ -71,13 +71,17 @@ impl StepScheduler {
         while let Some(here) = at {
             let span = timeline.spans[here];
             let needed = sources(&layout, &input.feeds, &span);
+            // Without a sample nothing is sent.
+            let forward_ns =
+                predicted_ns(&Span { action: Action { kind: ActionKind::F, ..span.action }, ..span });
+            let sent_ns = if forward_ns > 0 { input.transfer_ns } else { 0 };
             let given = needed.iter().filter_map(|place| by_place.get(place));
             let candidates = given.chain(before_on_rank.get(&here)).copied();
             // An action that started later was not waited for, whatever the lists say. So the path always goes back in time,
             // and it ends.
             let before = candidates
                 .filter(|&other| (timeline.spans[other].start_ns, other) < (span.start_ns, here))
-                .max_by_key(|&other| (ready_ns(&timeline.spans[other], &span, input.transfer_ns), other));
+                .max_by_key(|&other| (ready_ns(&timeline.spans[other], &span, sent_ns), other));
             let ended_ns = before.map_or(0, |before| timeline.spans[before].end_ns);
             path.push(Link {
                 span,

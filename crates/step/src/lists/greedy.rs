@@ -242,8 +242,10 @@ impl Pass {
             ActionKind::B | ActionKind::I => (work.before(rank, microbatch), &mut self.backward),
             ActionKind::W => return,
         };
-        let there_ns = end_ns + work.step.transfer_ns;
         receivers.for_each(|receiver| {
+            // Without a sample nothing is sent.
+            let has_sample = work.step.forward_ns[receiver][microbatch] > 0;
+            let there_ns = end_ns + if has_sample { work.step.transfer_ns } else { 0 };
             let arrival = &mut arrivals[receiver * m + microbatch];
             arrival.ns = arrival.ns.max(there_ns);
             arrival.missing -= 1;
