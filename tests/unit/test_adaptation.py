@@ -99,8 +99,10 @@ def test_a_checkpoint_is_read_in_its_form_and_in_an_earlier_one():
         records.restore({"correction": json.loads(json.dumps(kept))}, scheduler, None, None)
         return scheduler.read
 
-    steps = [([(0, "F", 10, 12, 1.2)], 5)]
+    steps = [([(0, "F", 10, 12, 1.2)], 5, -3)]
     packs = [[[(0.5, 1.0, [(729, 729), (1458, 729)])], []], []]
     assert read((steps, packs)) == (steps, packs)
     assert read(([], [[], []])) == ([], [[], []])
+    # One number of what follows the actions, as earlier versions kept it.
+    assert read(([([(0, "F", 10, 12, 1.2)], 5)], packs)) == ([([(0, "F", 10, 12, 1.2)], 5, None)], packs)
     assert read((steps, [([0.5], [0.1], (1.0, 0.1), [3])] * 2)) == (steps, [[], []])

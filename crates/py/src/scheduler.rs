@@ -7,7 +7,7 @@ use crate::plan::Schedule;
 use crate::value;
 use dflop_step::{
     Adjustment, Arm, BinExcess, Correction, CorrectionState, Excess, GiantRule, Job, Pack, Prefetch,
-    StepScheduler as Scheduler, Sum, Watch,
+    StepScheduler as Scheduler, Sum, Tail, Watch,
 };
 use dflop_types::{ActionKind, Layout, ModelProfile, Rank, SampleIndex, Span};
 use pyo3::prelude::*;
@@ -54,8 +54,8 @@ fn of_ranks(layout: &Layout, spans: &[Span]) -> Vec<(u32, String, u64, u64)> {
 }
 
 /// Row, letter, predicted and measured nanoseconds and median ratio of one step's actions of a kind; and nanoseconds of
-/// what follows them.
-type ObservedStep = (Vec<(usize, char, u64, u64, f64)>, u64);
+/// what follows them, and of it beyond the predicted tails.
+type ObservedStep = (Vec<(usize, char, u64, u64, f64)>, u64, Option<i64>);
 
 /// (rank, action, start, end) of all ranks and the makespan, in nanoseconds.
 type Played = (Vec<(u32, String, u64, u64)>, u64);
@@ -260,7 +260,10 @@ impl StepScheduler {
         let state = self.held().state();
         let named = |s: Sum| (s.row, letter(s.kind), s.predicted_ns, s.measured_ns, s.median);
         let steps = state.steps.into_iter();
-        let steps = steps.map(|(sums, tail_ns)| (sums.into_iter().map(named).collect(), tail_ns)).collect();
+        let step = |(sums, tail): (Vec<Sum>, Tail)| {
+            (sums.into_iter().map(named).collect(), tail.of_all_ns, tail.of_components_ns)
+        };
+        let steps = steps.map(step).collect();
         let told = |pack: Pack| (pack.excess, pack.work, pack.parts);
         let of_steps = |steps: Vec<Vec<Pack>>| -> StepPacks {
             steps.into_iter().map(|packs| packs.into_iter().map(told).collect()).collect()
@@ -270,11 +273,12 @@ impl StepScheduler {
 
     fn correct_by(&self, steps: Vec<ObservedStep>, packs: [StepPacks; 2]) -> PyResult<()> {
         let mut read = Vec::new();
-        for (sums, tail_ns) in steps {
+        for (sums, of_all_ns, of_components_ns) in steps {
             let sum = |(row, letter, predicted_ns, measured_ns, median)| {
                 Ok(Sum { row, kind: self::kind(letter)?, predicted_ns, measured_ns, median })
             };
-            read.push((sums.into_iter().map(sum).collect::<PyResult<Vec<_>>>()?, tail_ns));
+            let tail = Tail { of_all_ns, of_components_ns };
+            read.push((sums.into_iter().map(sum).collect::<PyResult<Vec<_>>>()?, tail));
         }
         let pack = |(excess, work, parts)| Pack { excess, work, parts };
         let packs =

@@ -41,6 +41,7 @@ pub use adapt::live::Live;
 pub use adapt::packs::Pack;
 pub use adapt::rows::Sum;
 pub use adapt::shape_times::{ShapeTime, ShapeTimes};
+pub use adapt::tail::Tail;
 pub use adapt::watch::{Alarm, Cause, Watch};
 pub use arm::{Arm, Method, ParseArmError};
 pub use error::StepError;

@@ -472,19 +472,19 @@ class StepScheduler:
     def correction(
         self,
     ) -> tuple[
-        list[tuple[list[tuple[int, str, int, int, float]], int]],
+        list[tuple[list[tuple[int, str, int, int, float]], int, int | None]],
         list[list[list[tuple[float, float, list[tuple[int, int]]]]]],
     ]:
         """All that `observe` remembers, for a checkpoint: the last steps, oldest first; packs by component.
 
         A step is its sums (row: a rank, or a component of one that holds both; letter of the action;
-        predicted ns; measured ns; median of measured over predicted) and the ns of its tail. Packs stand by
-        component and step. A pack is measured over predicted time less 1, its predicted time over the mean
+        predicted ns; measured ns; median of measured over predicted), the ns from its last action to its end, and
+        those beyond the tails that are predicted of its components (None: not known). Packs stand by component and step. A pack is measured over predicted time less 1, its predicted time over the mean
         pack's, and its sizes with their tokens.
         """
     def correct_by(
         self,
-        steps: Sequence[tuple[Sequence[tuple[int, str, int, int, float]], int]],
+        steps: Sequence[tuple[Sequence[tuple[int, str, int, int, float]], int, int | None]],
         packs: Sequence[Sequence[Sequence[tuple[float, float, Sequence[tuple[int, int]]]]]],
     ) -> None:
         """Replaces what is remembered by this; ScheduleError for a letter that no action has.

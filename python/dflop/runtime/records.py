@@ -153,10 +153,13 @@ def _restore_correction(scheduler: StepScheduler, kept: Any) -> None:
     if len(kept) != 2 or (kept[0] and len(kept[0][0]) and kept[0][0][0] and len(kept[0][0][0][0]) != 5):
         return
     steps, components = kept
-    # Earlier versions kept sums by shape bin, from which no pack can be had again.
+    # Earlier versions kept one number of what follows the actions, and sums by shape bin instead of packs.
     has_packs = all(isinstance(pack, list) for component in components for step in component for pack in step)
     scheduler.correct_by(
-        [([tuple(one) for one in sums], tail_ns) for sums, tail_ns in steps],
+        [
+            ([tuple(one) for one in sums], of_all_ns, of_components_ns[0] if of_components_ns else None)
+            for sums, of_all_ns, *of_components_ns in steps
+        ],
         [[_packs(step) for step in component] for component in components] if has_packs else [[], []],
     )
 

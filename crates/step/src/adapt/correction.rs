@@ -6,6 +6,7 @@ use crate::adapt::fit::BinExcess;
 use crate::adapt::learned::Learned;
 use crate::adapt::packs::{Pack, Packs};
 use crate::adapt::rows::{RowStep, Rows, Sum, median};
+use crate::adapt::tail::{self, Tail};
 use crate::adapt::watch::{Alarm, Watch};
 use crate::error::StepError;
 use crate::judge::timeline::{play, play_measured};
@@ -39,8 +40,8 @@ pub struct Correction {
 /// All there is to a correction beside the data: a checkpoint keeps it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CorrectionState {
-    /// Sums of the last steps, the oldest first, with the nanoseconds from the last action to the end of the step.
-    pub steps: Vec<(Vec<Sum>, u64)>,
+    /// Sums of the last steps, the oldest first, with what came after the actions.
+    pub steps: Vec<(Vec<Sum>, Tail)>,
     /// Packs of the last steps, the oldest step first, of the encoder and of the LLM backbone.
     pub packs: [Vec<Vec<Pack>>; 2],
 }
@@ -176,6 +177,7 @@ impl StepScheduler {
         is_fitted: bool,
     ) -> Result<(), StepError> {
         let actions = self.observed(correction, schedule, spans)?;
+        let tail = Tail::new(&self.step_input(schedule)?, spans, makespan_ns);
         let mut sums: BTreeMap<(usize, ActionKind), (u64, u64, f64)> = BTreeMap::new();
         let mut ratios: BTreeMap<(usize, ActionKind), Vec<f64>> = BTreeMap::new();
         // What samples are wrongly taken to take shall not be laid to their rank.
@@ -202,9 +204,8 @@ impl StepScheduler {
         for (key, sum) in &mut sums {
             sum.2 = ratios.get_mut(key).and_then(|ratios| median(ratios)).unwrap_or(1.0);
         }
-        let end_ns = spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
         let own: BTreeMap<(usize, ActionKind), f64> = sums.iter().map(|(&key, sum)| (key, sum.2)).collect();
-        correction.rows.remember(RowStep { sums, tail_ns: makespan_ns.saturating_sub(end_ns) });
+        correction.rows.remember(RowStep { sums, tail });
         if !is_fitted {
             return Ok(());
         }
@@ -332,9 +333,7 @@ impl StepScheduler {
         correction: &Correction,
     ) -> Result<Timeline, StepError> {
         let mut input = self.adjusted(correction.of_prediction(self))?.step_input(schedule)?;
-        if let Some(ns) = correction.rows.tail_ns() {
-            input.tail_ns.fill(ns);
-        }
+        tail::apply(&correction.rows.tails(), &mut input.tail_ns);
         Ok(play(&input, schedule)?)
     }
 }

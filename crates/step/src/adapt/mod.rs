@@ -16,4 +16,5 @@ pub(crate) mod packs;
 pub(crate) mod ranges;
 pub(crate) mod rows;
 pub(crate) mod shape_times;
+pub(crate) mod tail;
 pub(crate) mod watch;

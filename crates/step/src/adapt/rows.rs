@@ -1,5 +1,6 @@
 //! Rows: how long the actions of each rank took of what was predicted, by kind: hardware, not data.
 
+use crate::adapt::tail::Tail;
 use dflop_types::ActionKind;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,8 +35,7 @@ pub struct Sum {
 pub(crate) struct RowStep {
     /// Predicted and measured sums, and the median of the ratios.
     pub(crate) sums: BTreeMap<(usize, ActionKind), (u64, u64, f64)>,
-    /// From the end of the last action to the end of the step.
-    pub(crate) tail_ns: u64,
+    pub(crate) tail: Tail,
 }
 
 /// The last steps, the oldest first.
@@ -52,7 +52,7 @@ impl Rows {
         self.steps.push_back(step);
     }
 
-    pub(crate) fn steps(&self) -> Vec<(Vec<Sum>, u64)> {
+    pub(crate) fn steps(&self) -> Vec<(Vec<Sum>, Tail)> {
         let sums = |step: &RowStep| {
             let sum = |(&(row, kind), &(predicted_ns, measured_ns, median)): (&_, &_)| Sum {
                 row,
@@ -63,7 +63,7 @@ impl Rows {
             };
             step.sums.iter().map(sum).collect()
         };
-        self.steps.iter().map(|step| (sums(step), step.tail_ns)).collect()
+        self.steps.iter().map(|step| (sums(step), step.tail)).collect()
     }
 
     /// Sums of the last step; none before the first.
@@ -71,11 +71,11 @@ impl Rows {
         self.steps().pop().map_or_else(Vec::new, |(sums, _)| sums)
     }
 
-    pub(crate) fn of_steps(steps: impl IntoIterator<Item = (Vec<Sum>, u64)>) -> Self {
+    pub(crate) fn of_steps(steps: impl IntoIterator<Item = (Vec<Sum>, Tail)>) -> Self {
         let mut rows = Self::default();
-        for (sums, tail_ns) in steps {
+        for (sums, tail) in steps {
             let sums = sums.into_iter().map(|s| ((s.row, s.kind), (s.predicted_ns, s.measured_ns, s.median)));
-            rows.remember(RowStep { sums: sums.collect(), tail_ns });
+            rows.remember(RowStep { sums: sums.collect(), tail });
         }
         rows
     }
@@ -135,11 +135,9 @@ impl Rows {
         median(&mut self.seen(row, kind).map(|sum| sum.2).collect::<Vec<f64>>())
     }
 
-    /// Median time of reduction and optimizer; `None` before the first step.
-    pub(crate) fn tail_ns(&self) -> Option<u64> {
-        let mut tails: Vec<u64> = self.steps.iter().map(|step| step.tail_ns).collect();
-        tails.sort_unstable();
-        tails.get(tails.len() / 2).copied()
+    /// What came after the actions of the last steps.
+    pub(crate) fn tails(&self) -> Vec<Tail> {
+        self.steps.iter().map(|step| step.tail).collect()
     }
 }
 
@@ -156,7 +154,10 @@ mod tests {
     fn rows(measured: &[u64]) -> Rows {
         Rows::of_steps(measured.iter().map(|&measured_ns| {
             let median = measured_ns as f64 / 1_000.0;
-            (vec![Sum { row: 0, kind: ActionKind::F, predicted_ns: 1_000, measured_ns, median }], 5)
+            (
+                vec![Sum { row: 0, kind: ActionKind::F, predicted_ns: 1_000, measured_ns, median }],
+                Tail::default(),
+            )
         }))
     }
 
