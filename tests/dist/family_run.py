@@ -8,7 +8,17 @@ import random
 from types import SimpleNamespace
 
 import torch
-from conformance import IMAGE, SETTINGS, SOUND, VIDEO, Medium, hugging_face, pretrained, write_model
+from conformance import (
+    IMAGE,
+    SETTINGS,
+    SOUND,
+    UNTOLD_NORM,
+    VIDEO,
+    Medium,
+    hugging_face,
+    pretrained,
+    write_model,
+)
 from demo_run import python
 from made_up import made_up_profile
 from peft.tuners.lora import LoraLayer
@@ -217,8 +227,7 @@ class PlainLoop:
                 parameter.grad = torch.zeros_like(parameter)
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         decays = set(Trainer.get_decay_parameter_names(SimpleNamespace(), self.model))
-        # Hugging Face goes by names, and takes this norm of Qwen2.5-VL's merger for none.
-        decays = {name for name in decays if ".ln_q." not in name}
+        decays = {name for name in decays if UNTOLD_NORM.search(name) is None}
         groups = [
             {"params": [p], "weight_decay": DECAY * (name in decays)} for name, p in self.trained.items()
         ]

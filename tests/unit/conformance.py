@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import wave
 from functools import cached_property
 
@@ -25,6 +26,8 @@ CPU, FLOAT = torch.device("cpu"), torch.float32
 IMAGE, VIDEO, SOUND, VOCABULARY = 290, 291, 292, 293
 """Ids of the tokens that features take the place of; text has smaller ones."""
 RATE = 16_000
+UNTOLD_NORM = re.compile(r"\.visual\.(blocks\.\d+\.norm[12]|merger\.ln_q)\.weight$")
+"""Norms of Qwen2.5-VL's encoder. Neither name nor class tells it to the `Trainer`, which decays them."""
 # So that every part of so small a model changes the loss.
 _LOUD = {"initializer_range": 0.1}
 _LLAMA_3 = {

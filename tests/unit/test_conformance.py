@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from conformance import (
     CPU,
     FLOAT,
     SETTINGS,
+    UNTOLD_NORM,
     check_gradients,
     conversations,
     expected_gradients,
@@ -16,12 +19,14 @@ from conformance import (
     pretrained,
     write_model,
 )
+from transformers import Trainer
 
 from dflop._native import families
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.models.adapter import EncoderInput
+from dflop.runtime.optim import undecayed
 
 pytestmark = pytest.mark.usefixtures("quiet")
 SEED = 3
@@ -70,6 +75,17 @@ def run(adapter, samples, cuts, dtype=FLOAT):
     pieces = [encoder, *stages]
     named = [(name, p) for piece in pieces for name, p in piece.named_parameters() if p.requires_grad]
     return hidden.item(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named}
+
+
+def test_weights_decay_as_those_of_the_trainer_but_for_norms_that_it_does_not_see(family):
+    name, adapter, _ = family
+    with torch.device("meta"):
+        model = adapter.model_class(adapter.config_class.from_pretrained(adapter.model_dir))
+    by_name = set(Trainer.get_decay_parameter_names(SimpleNamespace(), model))
+    own = {key for key, _ in model.named_parameters()} - undecayed([model])
+    assert own <= by_name
+    assert by_name - own == {key for key in by_name if UNTOLD_NORM.search(key)}
+    assert (by_name != own) == (name == "qwen2_5_vl")
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])

@@ -33,8 +33,8 @@ _STATES = ("exp_avg", "exp_avg_sq")
 def undecayed(modules: Iterable[nn.Module]) -> set[str]:
     """Names of parameters without weight decay: biases, and all of norms; as in transformers' `Trainer`.
 
-    The `Trainer` finds norms by their names, so it decays a norm whose name does not say so, such as `ln_q`
-    of Qwen2.5-VL. Here a norm is found by its class.
+    The `Trainer` finds norms by their names and as `nn.LayerNorm`, so it decays the RMS norms of Qwen2.5-VL's
+    encoder, `norm1`, `norm2` and `ln_q`. Here a norm is found by the name of its class.
 
     Args:
         modules: The pieces of a rank.
