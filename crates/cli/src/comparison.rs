@@ -1,17 +1,11 @@
-//! What the steps of a training run show: the comparison of its arms, or how long steps took beside what was predicted.
+//! The comparison of a run's arms: the fastest baseline beside the fastest of ours, on the same global batches.
 
+use crate::arms::{ArmSummary, BASELINES, OURS, fastest, pairs, ratio, speed};
 use crate::measured::StepMetrics;
-use dflop_types::counted;
+use crate::steps::Waits;
 use dflop_types::number::{self, percent};
 use dflop_types::statistics::{Interval, geometric_mean, quantile_of};
 use serde::Serialize;
-use std::collections::BTreeMap;
-
-/// Ways to schedule that do not look at predicted times: what dflop is held against, with and without running ahead.
-pub(crate) const BASELINES: [&str; 4] = ["blind", "tokens", "blind-ahead", "tokens-ahead"];
-
-/// All that dflop does, within the memory of the pipeline order and running ahead.
-const OURS: [&str; 2] = ["aware", "aware-ahead"];
 
 /// What `make demo` ends with: the arms of one run, on the same global batches.
 #[derive(Debug, Clone, Serialize)]
@@ -85,144 +79,6 @@ pub(crate) struct Best {
     /// Step times of each pair, in milliseconds.
     #[serde(skip)]
     pub(crate) pairs: Vec<(f64, f64)>,
-}
-
-/// What training waited for schedules, outside of its steps.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct Waits {
-    /// In all steps, in milliseconds.
-    #[serde(rename = "schedule_wait_ms")]
-    pub(crate) ms: f64,
-    /// Before one step, at most, in milliseconds.
-    #[serde(rename = "schedule_wait_ms_max")]
-    pub(crate) ms_max: f64,
-    /// The same two in nanoseconds, for people.
-    #[serde(skip)]
-    pub(crate) ns: u64,
-    #[serde(skip)]
-    pub(crate) ns_max: u64,
-    /// All waits over the time of all steps.
-    #[serde(rename = "schedule_wait_ratio")]
-    pub(crate) ratio: f64,
-}
-
-impl Waits {
-    /// Those of `metrics`; all zero where there are none.
-    pub(crate) fn of(metrics: &[StepMetrics]) -> Self {
-        let sum = |of: fn(&StepMetrics) -> u64| metrics.iter().map(of).sum::<u64>() as f64;
-        let most = metrics.iter().map(|m| m.schedule_wait_ns).max().unwrap_or(0);
-        let waited = sum(|m| m.schedule_wait_ns);
-        Self {
-            ms: waited / 1e6,
-            ms_max: most as f64 / 1e6,
-            ns: waited as u64,
-            ns_max: most,
-            ratio: waited / sum(|m| m.step_ns).max(1.0),
-        }
-    }
-}
-
-/// One arm of a comparison beside that which it is held against.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct ArmSummary {
-    /// Its name.
-    pub(crate) arm: String,
-    /// Whether it is one of the baselines.
-    pub(crate) is_baseline: bool,
-    /// The arm that `ratio` speaks of: the fastest baseline, or the first arm where no baseline was trained.
-    pub(crate) against: String,
-    /// Step time, in milliseconds: the geometric mean.
-    pub(crate) step_ms: f64,
-    /// `against` over this arm: the geometric mean of the rounds' ratios.
-    pub(crate) ratio: f64,
-    /// Lower end of its 95 % confidence interval.
-    pub(crate) ratio_low: f64,
-    /// Upper end.
-    pub(crate) ratio_high: f64,
-    /// Mean idle time over ranks x makespan.
-    pub(crate) idle_ratio: f64,
-}
-
-/// The arms of the rounds in `metrics`, in the order of their first steps.
-fn arms_of(metrics: &[StepMetrics]) -> Vec<&str> {
-    let mut names: Vec<&str> = Vec::new();
-    for name in metrics.iter().filter(|m| m.pair.is_some()).map(|m| m.arm.as_str()) {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names
-}
-
-/// The arm of `names` with the shortest step, by the geometric mean; `None` if no step is of any of them.
-fn fastest<'a>(metrics: &[StepMetrics], names: &[&'a str]) -> Option<&'a str> {
-    let mean = |name: &str| {
-        let of_arm = metrics.iter().filter(|m| m.pair.is_some() && m.arm == name && m.step_ns > 0);
-        geometric_mean(of_arm.map(|m| m.step_ns as f64))
-    };
-    let means = names.iter().filter_map(|name| Some((mean(name)?, *name)));
-    means.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
-}
-
-impl ArmSummary {
-    /// Every arm of the rounds in `metrics`; those without two whole rounds are left out.
-    pub(crate) fn all(metrics: &[StepMetrics]) -> Vec<Self> {
-        let names = arms_of(metrics);
-        let Some(against) = fastest(metrics, &BASELINES).or_else(|| names.first().copied()) else {
-            return Vec::new();
-        };
-        let summary = |name: &str| {
-            let pairs = pairs(metrics, against, name);
-            let ratio = ratio(&pairs)?;
-            let n = pairs.len() as f64;
-            Some(Self {
-                arm: name.to_owned(),
-                is_baseline: BASELINES.contains(&name),
-                against: against.to_owned(),
-                step_ms: geometric_mean(pairs.iter().map(|(_, m)| m.step_ns as f64 / 1e6))?,
-                ratio: ratio.mean,
-                ratio_low: ratio.low,
-                ratio_high: ratio.high,
-                idle_ratio: pairs.iter().map(|(_, m)| m.bubble_ratio).sum::<f64>() / n,
-            })
-        };
-        names.into_iter().filter_map(summary).collect()
-    }
-
-    /// The arm in a few words, without its name.
-    pub(crate) fn words(&self) -> String {
-        let speed = if self.arm == self.against {
-            "what the others are held against".to_owned()
-        } else {
-            format!(
-                "{} {} (95 % interval {:.3} to {:.3})",
-                speed(self.ratio),
-                if self.ratio < 1.0 {
-                    format!("as {}", self.against)
-                } else {
-                    format!("than {}", self.against)
-                },
-                self.ratio_low,
-                self.ratio_high
-            )
-        };
-        format!("{}, {speed}, idle {}", number::ms(self.step_ms), percent(self.idle_ratio))
-    }
-}
-
-/// The steps of the arms `one` and `two` on the same global batches, by pair.
-fn pairs<'a>(metrics: &'a [StepMetrics], one: &str, two: &str) -> Vec<(&'a StepMetrics, &'a StepMetrics)> {
-    let arm = |name: &str| -> BTreeMap<u64, &StepMetrics> {
-        let of_arm = metrics.iter().filter(|m| m.arm == name && m.step_ns > 0);
-        of_arm.filter_map(|m| Some((m.pair?, m))).collect()
-    };
-    let (one, two) = (arm(one), arm(two));
-    one.iter().filter_map(|(pair, a)| Some((*a, *two.get(pair)?))).collect()
-}
-
-/// First over second of pairs of steps: geometric mean and its 95 % confidence interval; `None` without at least two.
-fn ratio(pairs: &[(&StepMetrics, &StepMetrics)]) -> Option<Interval> {
-    Interval::of_ratios(pairs.iter().map(|(b, a)| b.step_ns as f64 / a.step_ns as f64))
 }
 
 /// Two arms over the pairs of their steps: geometric means in milliseconds, and idle times.
@@ -357,79 +213,10 @@ impl Comparison {
     }
 }
 
-/// The steps of a run without a comparison: how long they took, and how long they were predicted to.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Steps {
-    /// Steps measured.
-    pub(crate) count: usize,
-    /// Median of their times, in milliseconds.
-    pub(crate) step_ms_median: f64,
-    /// Median of measured over predicted; above 1 steps took longer.
-    pub(crate) over_predicted_median: f64,
-    /// Mean idle time over ranks x makespan.
-    pub(crate) idle_ratio: f64,
-}
-
-impl Steps {
-    /// Those of `metrics`; `None` where there are none.
-    pub(crate) fn of(metrics: &[StepMetrics]) -> Option<Self> {
-        let measured: Vec<&StepMetrics> = metrics.iter().filter(|m| m.step_ns > 0).collect();
-        let over = |m: &&StepMetrics| m.step_ns as f64 / m.predicted_ns.max(1) as f64;
-        (!measured.is_empty()).then(|| Self {
-            count: measured.len(),
-            step_ms_median: quantile_of(measured.iter().map(|m| m.step_ns as f64 / 1e6).collect(), 0.5)
-                .unwrap_or(0.0),
-            over_predicted_median: quantile_of(measured.iter().map(over).collect(), 0.5).unwrap_or(0.0),
-            idle_ratio: measured.iter().map(|m| m.bubble_ratio).sum::<f64>() / measured.len() as f64,
-        })
-    }
-
-    /// What is to be warned of: a prediction that the usual step misses by more than [`MISS_RATIO`].
-    pub(crate) fn miss(&self) -> Option<String> {
-        let over = self.over_predicted_median;
-        ((over - 1.0).abs() > MISS_RATIO).then(|| {
-            format!(
-                "the prediction missed: steps took {over:.2} times as long as predicted (median of {}); what was planned with it may not be the best plan",
-                counted(self.count as u64, "step")
-            )
-        })
-    }
-}
-
-/// A prediction of the step time that is off by more than this stands among the warnings. A quiet machine is off by a
-/// tenth at most, so more is a machine that differs from its profile, or a fault of the cost model.
-const MISS_RATIO: f64 = 0.2;
-
-/// `1.175x faster`, or `0.950x as fast` below 1: the interval that follows is of this number either way.
-fn speed(ratio: f64) -> String {
-    let times = number::times(ratio);
-    if ratio < 1.0 { format!("{times} as fast") } else { format!("{times} faster") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn step(pair: u64, arm: &str, step_ns: u64, predicted_ns: u64) -> StepMetrics {
-        StepMetrics {
-            step: pair,
-            arm: arm.to_owned(),
-            loss: Some(1.0),
-            loss_by: crate::measured::Groups::new(),
-            step_ns,
-            predicted_ns,
-            corrected_ns: Some(step_ns + step_ns / 20),
-            bubble_ratio: if arm == "blind" { 0.2 } else { 0.1 },
-            idle_ns: None,
-            tokens: None,
-            samples: None,
-            data_wait_ns: 0,
-            schedule_wait_ns: pair,
-            was_stopped: false,
-            is_rehearsed: false,
-            pair: Some(pair),
-        }
-    }
+    use crate::measured::step_of_pair as step;
 
     #[test]
     fn a_comparison_of_equal_ratios_has_no_width() {
@@ -525,32 +312,6 @@ mod tests {
             metrics.into_iter().filter(|m| !m.arm.starts_with("blind") && m.arm != "tokens").collect();
         assert!(Comparison::of(&rest, 2).is_none());
         assert!(ArmSummary::all(&rest).iter().all(|arm| arm.against == "aware"));
-    }
-
-    #[test]
-    fn a_missed_prediction_is_warned_of() {
-        let metrics: Vec<_> = [8_110, 8_000, 8_300].map(|ns| step(1, "aware", ns, 2_743)).into();
-        let steps = Steps::of(&metrics).unwrap();
-        assert!((steps.step_ms_median - 0.00811).abs() < 1e-9);
-        let miss = steps.miss().unwrap();
-        assert!(
-            miss.starts_with(
-                "the prediction missed: steps took 2.96 times as long as predicted (median of 3 steps)"
-            ),
-            "{miss}"
-        );
-        let near: Vec<_> = [1_100, 1_190].map(|ns| step(1, "aware", ns, 1_000)).into();
-        assert_eq!(Steps::of(&near).unwrap().miss(), None);
-        assert!(Steps::of(&[]).is_none());
-    }
-
-    #[test]
-    fn waits_are_summed_over_all_steps() {
-        let metrics = [step(1, "blind", 40, 40), step(3, "blind", 60, 60)];
-        let waits = Waits::of(&metrics);
-        assert!((waits.ratio - 0.04).abs() < 1e-12);
-        assert!((waits.ms_max - 3e-6).abs() < 1e-12);
-        assert!(Waits::of(&[]).ratio.abs() < 1e-12);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! misspelt one would otherwise be a default in silence.
 
 mod cluster;
+mod data;
+mod error;
 mod evaluation;
 mod model;
 mod section;
@@ -12,12 +14,14 @@ mod train;
 use crate::commands::models_write::named_model;
 pub use cluster::ClusterSection;
 use cluster::cluster_section;
+pub use data::DataSection;
+use data::{beside, data_section};
 use dflop_data::DataError;
-use dflop_data::location::Location;
-use dflop_data::profile::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, ProfileSettings};
+use dflop_data::profile::{OnBadSample, OnChangedMedia, ProfileSettings};
 use dflop_data::yaml;
 use dflop_step::GiantRule;
-use dflop_types::{Cluster, Hint, MadeFrom, Recipe, Trained, artifact};
+use dflop_types::{Cluster, MadeFrom, Recipe, Trained, artifact};
+pub use error::{ConfigError, ConfigProblem};
 pub use evaluation::EvaluationSection;
 use evaluation::evaluation_section;
 pub use model::ModelSection;
@@ -25,9 +29,7 @@ use model::model_section;
 use saphyr::MarkedYaml;
 use section::Section;
 use serde::Serialize;
-use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
-use thiserror::Error;
 pub use train::TrainSection;
 use train::{settle_precision, train_section};
 
@@ -51,31 +53,6 @@ pub struct Config {
     pub checkpoint: CheckpointSection,
     /// Evaluation.
     pub evaluation: EvaluationSection,
-}
-
-/// `data:`
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct DataSection {
-    /// LLaVA mixture YAML, or one source: a file, directory, pattern of shards or URL.
-    pub mixture: PathBuf,
-    /// Where media paths start; `null`: the directory of each JSON file.
-    pub media_root: Option<PathBuf>,
-    /// Jinja chat template to use instead of the model's own.
-    pub chat_template: Option<PathBuf>,
-    /// Frames taken of a video, at most; `null`: as the model's family has it.
-    pub video_max_frames: Option<u32>,
-    /// Frames taken a second of video; `null`: as the model's family has it.
-    pub video_fps: Option<f64>,
-    /// `fail`, `skip` or `substitute`.
-    pub on_bad_sample: String,
-    /// `fail` or `warn`: what is done where a medium changed between profile and training.
-    pub on_changed_media: String,
-    /// Percent of bad samples above which `skip` and `substitute` end the command too.
-    pub bad_samples_max_percent: f64,
-    /// Bytes of decoded media each rank keeps.
-    pub cache_bytes: u64,
-    /// Bytes of media that each rank has decoded ahead of need, at most.
-    pub ahead_bytes: u64,
 }
 
 /// `checkpoint:`
@@ -174,86 +151,6 @@ impl Config {
     }
 }
 
-/// One problem of the file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigProblem {
-    /// Line, from 1; 0 where the file as a whole is at fault.
-    pub line: usize,
-    /// Path of the field, for example `train.steps`.
-    pub field: String,
-    /// Value, rule.
-    pub message: String,
-    /// Whether the field has to be there and is not.
-    pub is_missing: bool,
-}
-
-impl fmt::Display for ConfigProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.line > 0 {
-            write!(f, "line {}: ", self.line)?;
-        }
-        write!(f, "{}: {}", self.field, self.message)
-    }
-}
-
-/// Why the configuration cannot be used.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// There is no such file.
-    #[error("no configuration at `{}`", .0.display())]
-    Missing(PathBuf),
-    /// The operating system refused.
-    #[error("cannot read `{}`: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// The file is not YAML.
-    #[error("`{}` is not YAML: {cause}", path.display())]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Line and cause.
-        cause: String,
-    },
-    /// The file breaks rules; all of them are listed.
-    #[error("`{}` has {} problem{}{}", path.display(), problems.len(), if problems.len() == 1 { "" } else { "s" }, list(problems))]
-    Unsound {
-        /// The file.
-        path: PathBuf,
-        /// Every problem, by line.
-        problems: Vec<ConfigProblem>,
-    },
-}
-
-fn list(problems: &[ConfigProblem]) -> String {
-    problems.iter().fold(String::new(), |mut text, problem| {
-        let _ = write!(text, "\n  {problem}");
-        text
-    })
-}
-
-impl Hint for ConfigError {
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Missing(_) => {
-                Some("name one with `--config FILE`, or make a demo with `dflop demo-data demo`".to_owned())
-            }
-            Self::Unsound { .. } => Some("docs/configuration.md lists every field".to_owned()),
-            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::InvalidData => {
-                Some("save it as UTF-8".to_owned())
-            }
-            Self::Syntax { .. } => Some(
-                "fix that line: indent with spaces, quote text that holds `: ` or ` #`, close what is open"
-                    .to_owned(),
-            ),
-            Self::Io { .. } => None,
-        }
-    }
-}
-
 /// The configuration at `path`.
 ///
 /// # Errors
@@ -328,22 +225,7 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
 
     let node = top.child("data");
     let mut section = Section::new("data", text, node, top.problems);
-    let data = DataSection {
-        mixture: beside(&directory, &section.text("mixture", None)),
-        media_root: section.optional_text("media_root").map(|root| beside(&directory, &root)),
-        chat_template: section.optional_text("chat_template").map(|path| directory.join(path)),
-        video_max_frames: section
-            .optional_count("video_max_frames", 1..=u64::from(dflop_data::family::FRAMES_MAX))
-            .map(|n| n as u32),
-        video_fps: section.optional_number("video_fps", f64::MIN_POSITIVE..=1000.0),
-        on_bad_sample: section.choice("on_bad_sample", &["fail", "skip", "substitute"], "fail"),
-        on_changed_media: section.choice("on_changed_media", &["fail", "warn"], "fail"),
-        bad_samples_max_percent: section
-            .optional_number("bad_samples_max_percent", 0.0..=100.0)
-            .unwrap_or(BAD_SAMPLES_MAX_PERCENT),
-        cache_bytes: section.count("cache_bytes", 0..=1 << 50, Some(1 << 30)),
-        ahead_bytes: section.count("ahead_bytes", 1 << 20..=1 << 50, Some(1 << 30)),
-    };
+    let data = data_section(&mut section, &directory);
     section.finish();
 
     let node = top.child("cluster");
@@ -390,11 +272,6 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
         problems.sort_by_key(|problem| problem.line);
         Err(ConfigError::Unsound { path: path.to_owned(), problems })
     }
-}
-
-/// What a path or URL of the file means: a URL is itself.
-fn beside(directory: &Path, name: &str) -> PathBuf {
-    Location::Local(directory.to_owned()).join(name).path()
 }
 
 #[cfg(test)]

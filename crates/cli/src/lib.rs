@@ -11,6 +11,7 @@
 mod speech;
 mod advice;
 mod args;
+mod arms;
 mod commands;
 mod comparison;
 pub mod config;
@@ -18,6 +19,7 @@ pub mod costs;
 mod diagnostics;
 mod measured;
 mod runs;
+mod steps;
 
 use clap::{Command, CommandFactory, FromArgMatches};
 use dflop_data::family::GivenFamily;

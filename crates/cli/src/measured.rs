@@ -289,3 +289,26 @@ pub(crate) fn read_lines<T: Line>(path: &Path) -> Result<Option<Vec<T>>, Failure
     }
     Ok(Some(records))
 }
+
+/// A step of one pair, for tests: idle for a fifth of it in arrival order and for a tenth otherwise, corrected 5 % too high.
+#[cfg(test)]
+pub(crate) fn step_of_pair(pair: u64, arm: &str, step_ns: u64, predicted_ns: u64) -> StepMetrics {
+    StepMetrics {
+        step: pair,
+        arm: arm.to_owned(),
+        loss: Some(1.0),
+        loss_by: Groups::new(),
+        step_ns,
+        predicted_ns,
+        corrected_ns: Some(step_ns + step_ns / 20),
+        bubble_ratio: if arm == "blind" { 0.2 } else { 0.1 },
+        idle_ns: None,
+        tokens: None,
+        samples: None,
+        data_wait_ns: 0,
+        schedule_wait_ns: pair,
+        was_stopped: false,
+        is_rehearsed: false,
+        pair: Some(pair),
+    }
+}

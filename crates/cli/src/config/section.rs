@@ -1,6 +1,6 @@
 //! The fields of one mapping of `dflop.yaml`, each with its rule.
 
-use super::ConfigProblem;
+use super::error::ConfigProblem;
 use saphyr::{MarkedYaml, Scalar, YamlData};
 use std::fmt::Display;
 use std::ops::RangeInclusive;

@@ -3,10 +3,12 @@
 use super::path::slow_steps;
 use super::{for_page, loss, shapes, title};
 use crate::Failure;
+use crate::arms::ArmSummary;
 use crate::commands::counted;
-use crate::comparison::{ArmSummary, Comparison, Steps, Waits};
+use crate::comparison::Comparison;
 use crate::config;
 use crate::measured::{self, Evaluation, StepEvent, StepMetrics, StepSchedule, StepTrace};
+use crate::steps::{Steps, Waits};
 use dflop_cost::{CostModel, CostSettings};
 use dflop_data::table;
 use dflop_plan::Caveats;

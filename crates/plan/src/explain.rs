@@ -1,0 +1,335 @@
+//! The outcome of a search, and the plan of a file, in words for people.
+
+use crate::objective::Objective;
+use crate::only::recompute_name;
+use crate::outcome::{Outcome, StopReason};
+use crate::rivals::Rival;
+use dflop_types::number::percent;
+use dflop_types::{
+    Layout, ModelProfile, Plan, RankedPlan, Recompute, Rejection, SearchedSpace, WayPrediction, Zero,
+    counted, memory_size,
+};
+use std::fmt::Write as _;
+
+fn ms(ns: u64) -> String {
+    format!("{:.1}", ns as f64 / 1e6)
+}
+
+/// The layout of a plan in words: the degrees that are not always 1, and what is recomputed, if anything is.
+fn degrees(plan: &RankedPlan) -> String {
+    let layout = &plan.layout;
+    let mut text = if is_plain(layout) {
+        format!("encoder dp {}, llm pp {} dp {}", layout.encoder.dp, layout.llm.pp, layout.llm.dp)
+    } else {
+        layout.to_string()
+    };
+    if plan.recompute != Recompute::None {
+        let _ = write!(text, ", {} recomputation", recompute_name(plan.recompute));
+    }
+    text
+}
+
+/// Whether three numbers describe the layout: a pipeline with one encoder stage and even cuts, of which nothing is sharded,
+/// interleaved or cut over a tensor group.
+fn is_plain(layout: &Layout) -> bool {
+    let is_even = layout.encoder_cut.is_none() && layout.llm_cut.is_none();
+    let is_whole = layout.zero == Zero::Nothing && !layout.cuts_layers();
+    !layout.is_colocated() && layout.encoder.pp == 1 && !layout.is_interleaved() && is_even && is_whole
+}
+
+/// The outcome for people: the choice, the runners-up, why the others were not chosen, and what is not certain about the
+/// numbers. Ends with a line end.
+pub fn explain(outcome: &Outcome) -> String {
+    let mut text = String::new();
+    match outcome.ranked.split_first() {
+        None => {
+            let _ = writeln!(text, "no plan fits {}", counted(outcome.num_ranks.into(), "rank"));
+            let _ = writeln!(text, "  {}, all rejected", counted(outcome.num_candidates, "candidate"));
+            reasons(&mut text, outcome);
+        }
+        Some((best, runners_up)) => {
+            let budget = budget_words(&outcome.searched());
+            choice(&mut text, best, outcome.num_sampled_batches, outcome.num_samples, Some(&budget));
+            if let (Objective::P95, Some(ns)) = (outcome.objective, outcome.step_ns_p95(best)) {
+                let _ = writeln!(
+                    text,
+                    "  p95     {} ms, which plans are ranked by{}",
+                    ms(ns),
+                    longest_words(outcome)
+                );
+            }
+            text.push_str(&outcome.run_memory.and_then(|run| run.words()).unwrap_or_default());
+            others(&mut text, &outcome.ways, best);
+            if !outcome.rivals.is_empty() {
+                versus(&mut text, &outcome.rivals, best);
+            }
+            if !runners_up.is_empty() {
+                table(&mut text, &outcome.ranked);
+            }
+            let num_others = outcome.num_candidates - outcome.ranked.len() as u64;
+            if num_others > 0 {
+                not_chosen(&mut text, num_others, outcome.num_candidates);
+                reasons(&mut text, outcome);
+            }
+            let notes = outcome.caveats.notes(&best.prediction);
+            if !notes.is_empty() {
+                text.push('\n');
+            }
+            for note in notes {
+                let _ = writeln!(text, "note: {note}");
+            }
+        }
+    }
+    text
+}
+
+/// What the percentile is of few batches.
+const fn longest_words(outcome: &Outcome) -> &'static str {
+    if outcome.num_sampled_batches < 20 { ": the slowest of these batches" } else { "" }
+}
+
+/// The memory budget in words.
+fn budget_words(searched: &SearchedSpace) -> String {
+    match searched.memory_budget_bytes {
+        Some(bytes) if searched.is_budget_given => format!("memory budget {}", memory_size(bytes)),
+        Some(bytes) => format!(
+            "memory budget {}, {} of the device's: none was given",
+            memory_size(bytes),
+            percent(ModelProfile::MEMORY_PERMILLE as f64 / 1e3)
+        ),
+        None => "no memory budget was given".to_owned(),
+    }
+}
+
+fn not_chosen(text: &mut String, num_others: u64, num_candidates: u64) {
+    let verb = if num_others == 1 { "was" } else { "were" };
+    let _ = writeln!(text, "\n{num_others} of {} {verb} not chosen", counted(num_candidates, "candidate"));
+}
+
+/// A plan for people, as its file has it: the choice, the runners-up, why the others were not chosen. Ends with a line
+/// end.
+pub fn describe(plan: &Plan) -> String {
+    let mut text = String::new();
+    let budget = plan.searched.as_ref().map(budget_words);
+    choice(&mut text, &plan.best, plan.num_sampled_batches, plan.global_batch_size, budget.as_deref());
+    others(&mut text, &plan.ways, &plan.best);
+    if !plan.runners_up.is_empty() {
+        let ranked: Vec<RankedPlan> =
+            std::iter::once(plan.best).chain(plan.runners_up.iter().copied()).collect();
+        table(&mut text, &ranked);
+    }
+    let num_chosen = 1 + plan.runners_up.len() as u64;
+    match plan.searched {
+        Some(searched) if searched.num_candidates > num_chosen => {
+            not_chosen(&mut text, searched.num_candidates - num_chosen, searched.num_candidates);
+        }
+        _ if !plan.rejections.is_empty() => text.push_str("\nothers were not chosen\n"),
+        _ => {}
+    }
+    if !plan.rejections.is_empty() {
+        causes(&mut text, plan.rejections.iter().map(|r| (r.count, r.rejection.to_string())).collect());
+    }
+    text
+}
+
+fn choice(
+    text: &mut String,
+    best: &RankedPlan,
+    num_sampled_batches: u32,
+    num_samples: u32,
+    budget: Option<&str>,
+) {
+    let prediction = &best.prediction;
+    let is_colocated = best.layout.is_colocated();
+    if is_plain(&best.layout) && best.recompute == Recompute::None {
+        let microbatches =
+            counted(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches");
+        let _ = writeln!(text, "plan: {}, {microbatches}, {}", degrees(best), best.pipeline_order);
+    } else {
+        let _ = writeln!(text, "plan: {}", best.in_words());
+    }
+    let interval = if num_sampled_batches > 1 {
+        format!(" +- {} ms (95 %)", ms(prediction.step_ns_half_width))
+    } else {
+        String::new()
+    };
+    let _ = writeln!(
+        text,
+        "  step    {} ms{interval}, idle {}, over {} of {}",
+        ms(prediction.step_ns_mean),
+        percent(prediction.bubble_ratio),
+        counted(num_sampled_batches.into(), "sampled global batch").replace("batchs", "batches"),
+        counted(num_samples.into(), "sample"),
+    );
+    let llm = memory_size(prediction.llm_memory_bytes_peak);
+    let peaks = if is_colocated {
+        format!("rank {llm}")
+    } else {
+        format!("encoder rank {}, llm rank {llm}", memory_size(prediction.encoder_memory_bytes_peak))
+    };
+    let budget = budget.map(|budget| format!(", {budget}")).unwrap_or_default();
+    let _ = writeln!(text, "  memory  {peaks}{budget}");
+}
+
+/// The same global batches in other ways, and what the plan gains over the best baseline that can run.
+fn others(text: &mut String, ways: &[WayPrediction], best: &RankedPlan) {
+    if ways.is_empty() {
+        return;
+    }
+    text.push_str("\nthe same global batches in other ways on the same ranks\n");
+    let header = ["way", "", "step ms", "over the plan", "microbatches"];
+    let own_ns = best.prediction.step_ns_mean.max(1) as f64;
+    let row = |way: &WayPrediction| {
+        let (step, over) = match (way.step_ns_mean, &way.refusal) {
+            (Some(ns), _) => (ms(ns), format!("x{:.3}", ns as f64 / own_ns)),
+            _ => ("-".to_owned(), "-".to_owned()),
+        };
+        let kind = if way.is_baseline { "baseline" } else { "dflop" };
+        vec![way.way.clone(), kind.to_owned(), step, over, way.num_microbatches.to_string()]
+    };
+    lines(text, &header, 2, &ways.iter().map(row).collect::<Vec<_>>());
+    for way in ways {
+        if let Some(refusal) = &way.refusal {
+            let _ = writeln!(text, "  {} {refusal}", way.way);
+        }
+    }
+    let _ = writeln!(text, "  {}", gain(ways, best));
+}
+
+/// What the plan gains over the best baseline that can run, in a sentence.
+pub fn gain(ways: &[WayPrediction], best: &RankedPlan) -> String {
+    let Some((baseline, baseline_ns)) = WayPrediction::best_baseline(ways) else {
+        return "no baseline can run on these ranks: there is nothing to divide by".to_owned();
+    };
+    let over = |ns: u64| baseline_ns as f64 / ns.max(1) as f64;
+    let own = over(best.prediction.step_ns_mean);
+    let ahead = ways.iter().find(|way| way.way == "aware-ahead").and_then(|way| way.step_ns_mean);
+    let ahead =
+        ahead.map_or_else(String::new, |ns| format!("; with `train.schedule: aware-ahead` x{:.3}", over(ns)));
+    let verdict = if own > 1.0 { "gain" } else { "no gain" };
+    format!("{verdict}: x{own:.3} over the best baseline that can run, {}{ahead}", baseline.way)
+}
+
+fn table(text: &mut String, ranked: &[RankedPlan]) {
+    text.push_str("\nthe best and its runners-up\n");
+    if !ranked.iter().all(|plan| is_plain(&plan.layout) && plan.recompute == Recompute::None) {
+        return mixed_table(text, ranked);
+    }
+    let header = ["", "step ms", "+- ms", "idle", "encoder dp", "llm pp", "llm dp", "microbatches"];
+    let rows: Vec<Vec<String>> = (1u32..)
+        .zip(ranked)
+        .map(|(place, plan)| {
+            vec![
+                place.to_string(),
+                ms(plan.prediction.step_ns_mean),
+                ms(plan.prediction.step_ns_half_width),
+                percent(plan.prediction.bubble_ratio),
+                plan.layout.encoder.dp.to_string(),
+                plan.layout.llm.pp.to_string(),
+                plan.layout.llm.dp.to_string(),
+                plan.num_microbatches.to_string(),
+            ]
+        })
+        .collect();
+    lines(text, &header, 0, &rows);
+}
+
+/// The table of plans if not all of them are plain pipelines: layouts are in words.
+fn mixed_table(text: &mut String, ranked: &[RankedPlan]) {
+    let header = ["layout", "step ms", "+- ms", "idle", "memory", "microbatches"];
+    let row = |plan: &RankedPlan| {
+        let prediction = &plan.prediction;
+        let most = prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak);
+        let at_most = if plan.layout.is_colocated() { "<= " } else { "" };
+        vec![
+            degrees(plan),
+            ms(prediction.step_ns_mean),
+            ms(prediction.step_ns_half_width),
+            percent(prediction.bubble_ratio),
+            memory_size(most),
+            format!("{at_most}{}", plan.num_microbatches),
+        ]
+    };
+    lines(text, &header, 1, &ranked.iter().map(row).collect::<Vec<_>>());
+}
+
+/// What people run today beside the best plan, and the ratio to the best of it.
+fn versus(text: &mut String, rivals: &[Rival], best: &RankedPlan) {
+    text.push_str(
+        "\nwhat people run today, each with the best of its own search on the same ranks and memory\n",
+    );
+    let own_ns = best.prediction.step_ns_mean.max(1) as f64;
+    let row = |rival: &Rival| match rival.step_ns_mean {
+        Some(ns) => vec![
+            rival.name.to_owned(),
+            rival.layout.clone(),
+            ms(ns),
+            format!("x{:.3}", ns as f64 / own_ns),
+            rival.num_microbatches.to_string(),
+        ],
+        None => [rival.name, "does not fit", "-", "-", "-"].map(str::to_owned).to_vec(),
+    };
+    let header = ["", "layout", "step ms", "over the plan", "microbatches"];
+    lines(text, &header, 2, &rivals.iter().map(row).collect::<Vec<_>>());
+    let of_others = rivals.iter().filter(|rival| rival.is_of_others);
+    let fastest =
+        of_others.filter_map(|rival| Some((rival.name, rival.step_ns_mean?))).min_by_key(|(_, ns)| *ns);
+    let _ = match fastest {
+        Some((name, ns)) => {
+            writeln!(text, "  x{:.3} over the best of other people's, {name}", ns as f64 / own_ns)
+        }
+        None => writeln!(text, "  nothing of other people's fits"),
+    };
+}
+
+/// A table; the first `num_left` columns stand at the left.
+fn lines(text: &mut String, header: &[&str], num_left: usize, rows: &[Vec<String>]) {
+    let widths: Vec<usize> = (0..header.len())
+        .map(|column| {
+            rows.iter().map(|row| row[column].len()).chain([header[column].len()]).max().unwrap_or(0)
+        })
+        .collect();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+        for (column, (cell, width)) in cells.zip(&widths).enumerate() {
+            let _ = if column < num_left {
+                write!(text, "  {cell:<width$}")
+            } else {
+                write!(text, "  {cell:>width$}")
+            };
+        }
+        text.push('\n');
+    };
+    line(&mut header.iter().copied());
+    for row in rows {
+        line(&mut row.iter().map(String::as_str));
+    }
+}
+
+fn reasons(text: &mut String, outcome: &Outcome) {
+    let mend = |rejection: &Rejection| match rejection {
+        Rejection::Memory { component, .. } => outcome.mends.iter().find(|mend| mend.component == *component),
+        _ => None,
+    };
+    let cause = |rejection: &Rejection| match mend(rejection) {
+        Some(mend) => format!("{rejection}; {} fits: {} ms", mend.words, ms(mend.step_ns)),
+        None => rejection.to_string(),
+    };
+    let mut others: Vec<(u64, String)> =
+        outcome.rejections.iter().map(|r| (r.count, cause(&r.rejection))).collect();
+    let slower = outcome.num_judged - outcome.ranked.len() as u64;
+    if slower > 0 {
+        others.push((slower, "slower than these on the sampled global batches".to_owned()));
+    }
+    if let StopReason::Halted { num_left } = outcome.stop {
+        others.push((num_left, "not judged: the time limit struck".to_owned()));
+    }
+    causes(text, others);
+}
+
+/// Causes with how many candidates each rejected.
+fn causes(text: &mut String, others: Vec<(u64, String)>) {
+    let width = others.iter().map(|(count, _)| count.to_string().len()).max().unwrap_or(0);
+    for (count, cause) in others {
+        let _ = writeln!(text, "    {count:>width$}  {cause}");
+    }
+}
