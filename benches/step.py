@@ -76,6 +76,7 @@ def errors_of(values: list[float]) -> dict[str, float]:
 def simulated_ns(folder: Path) -> dict[tuple[int, str], int]:
     """Makespan of each step by the simulator, fed with the durations that were measured in it."""
     from dflop._native import Schedule, StepScheduler
+    from dflop._native.testing import simulate_measured
 
     names = ("plan.json", "data_profile.parquet", "model_profile.json")
     seed = json.loads((folder / "plan.json").read_text())["seed"]
@@ -84,11 +85,11 @@ def simulated_ns(folder: Path) -> dict[tuple[int, str], int]:
     found: dict[tuple[int, str], int] = {}
     for trace in lines(folder / "run" / "trace.jsonl"):
         key = (trace["step"], trace["arm"])
-        schedule = Schedule.from_json(json.dumps(schedules[key]))
+        schedule = Schedule.from_record(schedules[key])
         spans = [(rank, action, start, end) for rank, action, start, end in trace["spans"]]
         # The clipping makes all ranks wait for the last action of all: what comes after it is common to them.
         tail_ns = trace["makespan_ns"] - max(end for _, _, _, end in spans)
-        found[key] = scheduler.simulate_measured(schedule, spans, tail_ns)
+        found[key] = simulate_measured(scheduler, schedule, spans, tail_ns)
     return found
 
 

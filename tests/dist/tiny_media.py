@@ -6,8 +6,10 @@ import tiny_families
 import tiny_llava
 import torch
 
+from dflop._native import families
+
 MEDIA_TOKEN, VIDEO_TOKEN, VOCABULARY = 298, 299, 300
-FAMILIES = ("llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio")
+FAMILIES = tuple(name for name, can in families().items() if can["share"])
 
 
 def make_model(name, folder):

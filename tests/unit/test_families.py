@@ -8,6 +8,7 @@ from pathlib import Path
 import dflop.models
 import dflop.profiling.families
 from dflop._native import families
+from dflop.integrations.encoder_families import TOWERS
 from dflop.models import FAMILIES as TRAINED
 from dflop.profiling.families import FAMILIES as MEASURED
 
@@ -24,3 +25,7 @@ def test_every_trained_family_has_an_adapter_and_no_other() -> None:
     assert set(TRAINED) == with_adapter == {name for name, can in families().items() if can["train"]}
     for family in TRAINED:
         assert import_module(f"dflop.models.families.{family}").ADAPTER.family == family
+
+
+def test_every_family_whose_encoder_is_shared_out_has_a_tower_and_no_other() -> None:
+    assert set(TOWERS) == {name for name, can in families().items() if can["share"]}

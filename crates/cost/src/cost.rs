@@ -226,18 +226,6 @@ impl CostModel {
         sum
     }
 
-    /// Launch floor of the encoder: the time of a run of one token, which shows only the launch of its kernels. Where
-    /// the grid begins above one token, the floor is read from the line through the first two points, and marked as
-    /// extrapolated.
-    pub fn encoder_launch_floor(&self) -> Prediction {
-        self.encoder_linear(1)
-    }
-
-    /// Launch floor of a stage of the LLM backbone, as [`CostModel::encoder_launch_floor`].
-    pub fn stage_launch_floor(&self, stage: StageLayers) -> Prediction {
-        self.stage_linear(1, 1, stage)
-    }
-
     /// Time of the gradients' reduction over `dp` replicas and of the optimizer on an encoder rank.
     pub fn encoder_tail(&self, dp: u32) -> Transfer {
         self.encoder_stage_tail(self.whole_encoder(), dp)

@@ -107,6 +107,8 @@ mod testing {
     use crate::cost::CostModel;
     #[pymodule_export]
     use crate::dataset::{MediaShape, encode_conversations, media_shape};
+    #[pymodule_export]
+    use crate::scheduler::simulate_measured;
 
     /// The configuration at `path`; see `_native/testing.pyi`.
     #[pyfunction]

@@ -137,16 +137,6 @@ impl Plan {
         self.0.global_batch_size
     }
 
-    #[getter]
-    fn pipeline_order(&self) -> String {
-        self.0.best.pipeline_order.to_string()
-    }
-
-    #[getter]
-    fn predicted_step_ns(&self) -> u64 {
-        self.0.best.prediction.step_ns_mean
-    }
-
     fn coordinates(&self, rank: u32) -> PyResult<(&'static str, u32, u32)> {
         let layout = self.0.best.layout;
         let at = layout.coordinates(Rank(rank)).ok_or_else(|| {

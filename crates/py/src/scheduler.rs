@@ -6,8 +6,8 @@ use crate::error::{Kind, artifact, map, raise};
 use crate::plan::Schedule;
 use crate::value;
 use dflop_step::{
-    Adjustment, Arm, BinExcess, Correction, CorrectionState, Excess, GiantRule, Job, Pack, Prefetch,
-    StepScheduler as Scheduler, Sum, Tail, Watch,
+    Adjustment, Arm, Correction, CorrectionState, GiantRule, Job, Pack, Prefetch, StepScheduler as Scheduler,
+    Sum, Tail, Watch,
 };
 use dflop_types::{ActionKind, Layout, ModelProfile, Rank, SampleIndex, Span};
 use pyo3::prelude::*;
@@ -56,9 +56,6 @@ fn of_ranks(layout: &Layout, spans: &[Span]) -> Vec<(u32, String, u64, u64)> {
 /// Row, letter, predicted and measured nanoseconds and median ratio of one step's actions of a kind; and nanoseconds of
 /// what follows them, and of it beyond the predicted tails.
 type ObservedStep = (Vec<(usize, char, u64, u64, f64)>, u64, Option<i64>);
-
-/// (rank, action, start, end) of all ranks and the makespan, in nanoseconds.
-type Played = (Vec<(u32, String, u64, u64)>, u64);
 
 /// The packs of each step of a component: excess, work, and the sizes of the samples with their tokens.
 type StepPacks = Vec<Vec<(f64, f64, Vec<(u64, u64)>)>>;
@@ -245,17 +242,6 @@ impl StepScheduler {
         record(py, &self.held().adjustment(&self.scheduler))
     }
 
-    /// Component, fewest and most tokens, excess, its error and confidence.
-    fn shape_excesses(&self) -> Vec<(&'static str, u64, u64, f64, f64, f64)> {
-        let shapes = self.held().shapes();
-        let of = |bin: &BinExcess| {
-            let component = if bin.is_encoder { "encoder" } else { "llm" };
-            let Excess { excess, error, confidence } = bin.excess;
-            (component, bin.tokens_min, bin.tokens_max, excess, error, confidence)
-        };
-        shapes.iter().map(of).collect()
-    }
-
     fn correction(&self) -> (Vec<ObservedStep>, Vec<StepPacks>) {
         let state = self.held().state();
         let named = |s: Sum| (s.row, letter(s.kind), s.predicted_ns, s.measured_ns, s.median);
@@ -321,34 +307,20 @@ impl StepScheduler {
             self.scheduler.measured(&schedule.0, &spans, makespan_ns).map_err(map(Kind::Plan))?.idle_ns;
         Ok((idle.ramp, idle.imbalance, idle.transfer, idle.data_wait))
     }
+}
 
-    #[pyo3(signature = (schedule, spans, tail_ns = None))]
-    fn simulate_measured(
-        &self,
-        schedule: &Schedule,
-        spans: Vec<(u32, String, u64, u64)>,
-        tail_ns: Option<u64>,
-    ) -> PyResult<u64> {
-        let spans = self.spans(spans)?;
-        self.scheduler
-            .simulate_measured(&schedule.0, &spans, tail_ns)
-            .map(|t| t.makespan_ns)
-            .map_err(map(Kind::Plan))
-    }
-
-    /// The timeline of these durations: its spans, and its makespan.
-    #[pyo3(signature = (schedule, spans, tail_ns = None))]
-    fn played(
-        &self,
-        schedule: &Schedule,
-        spans: Vec<(u32, String, u64, u64)>,
-        tail_ns: Option<u64>,
-    ) -> PyResult<Played> {
-        let spans = self.spans(spans)?;
-        let timeline =
-            self.scheduler.simulate_measured(&schedule.0, &spans, tail_ns).map_err(map(Kind::Plan))?;
-        Ok((of_ranks(&self.scheduler.settings().layout, &timeline.spans), timeline.makespan_ns))
-    }
+/// The makespan that the simulator gives for measured durations; see `_native/testing.pyi`.
+#[pyfunction]
+#[pyo3(signature = (scheduler, schedule, spans, tail_ns = None))]
+pub(crate) fn simulate_measured(
+    scheduler: &StepScheduler,
+    schedule: &Schedule,
+    spans: Vec<(u32, String, u64, u64)>,
+    tail_ns: Option<u64>,
+) -> PyResult<u64> {
+    let spans = scheduler.spans(spans)?;
+    let found = scheduler.scheduler.simulate_measured(&schedule.0, &spans, tail_ns);
+    found.map(|timeline| timeline.makespan_ns).map_err(map(Kind::Plan))
 }
 
 impl StepScheduler {

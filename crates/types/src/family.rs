@@ -4,7 +4,7 @@
 /// What dflop can do with a model family.
 ///
 /// A family is named by the `model_type` of a model's `config.json`.
-// Four independent answers to four questions: no state machine hides in them.
+// Independent answers to as many questions: no state machine hides in them.
 #[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FamilyRecord {
@@ -20,16 +20,19 @@ pub struct FamilyRecord {
     pub has_pieces: bool,
     /// Whether `dflop train` can train it (`python/dflop/models`).
     pub has_adapter: bool,
+    /// Whether `balance_encoder` shares out its encoder's work in other trainers (`python/dflop/integrations`).
+    pub has_shared_encoder: bool,
 }
 
 impl FamilyRecord {
-    /// The answers by the name of their column, in the order of a sample's way: what `dflop models` prints.
-    pub const fn abilities(&self) -> [(&'static str, bool); 4] {
+    /// The answers by the name of their column, in the order of a sample's way, other trainers last: what `dflop models` prints.
+    pub const fn abilities(&self) -> [(&'static str, bool); 5] {
         [
             ("data", self.has_shapes),
             ("estimate", self.has_estimate),
             ("measure", self.has_pieces),
             ("train", self.has_adapter),
+            ("share", self.has_shared_encoder),
         ]
     }
 }
@@ -44,23 +47,31 @@ pub const FAMILIES: [FamilyRecord; 9] = {
     const fn record(
         model_type: &'static str,
         media: &'static [&'static str],
-        [has_shapes, has_estimate, has_pieces, has_adapter]: [bool; 4],
+        [has_shapes, has_estimate, has_pieces, has_adapter, has_shared_encoder]: [bool; 5],
     ) -> FamilyRecord {
-        FamilyRecord { model_type, media, has_shapes, has_estimate, has_pieces, has_adapter }
+        FamilyRecord {
+            model_type,
+            media,
+            has_shapes,
+            has_estimate,
+            has_pieces,
+            has_adapter,
+            has_shared_encoder,
+        }
     }
     const YES: bool = true;
     const NO: bool = false;
-    //                                       data estimate measure train
+    //                                     data estimate measure train share
     [
-        record("internvl", PICTURES, [YES, YES, YES, YES]),
-        record("internvl_chat", PICTURES, [NO, YES, NO, NO]),
-        record("llava_next", &["image"], [YES, YES, YES, YES]),
-        record("llava_onevision", PICTURES, [YES, YES, YES, YES]),
-        record("qwen2_5_vl", PICTURES, [YES, YES, YES, YES]),
-        record("qwen2_audio", &["audio"], [YES, YES, YES, YES]),
-        record("qwen2_vl", PICTURES, [YES, YES, YES, YES]),
-        record("qwen3_vl", PICTURES, [YES, YES, YES, YES]),
-        record("qwen3_vl_moe", PICTURES, [YES, NO, NO, NO]),
+        record("internvl", PICTURES, [YES, YES, YES, YES, YES]),
+        record("internvl_chat", PICTURES, [NO, YES, NO, NO, NO]),
+        record("llava_next", &["image"], [YES, YES, YES, YES, NO]),
+        record("llava_onevision", PICTURES, [YES, YES, YES, YES, YES]),
+        record("qwen2_5_vl", PICTURES, [YES, YES, YES, YES, YES]),
+        record("qwen2_audio", &["audio"], [YES, YES, YES, YES, YES]),
+        record("qwen2_vl", PICTURES, [YES, YES, YES, YES, YES]),
+        record("qwen3_vl", PICTURES, [YES, YES, YES, YES, NO]),
+        record("qwen3_vl_moe", PICTURES, [YES, NO, NO, NO, NO]),
     ]
 };
 

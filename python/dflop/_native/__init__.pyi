@@ -40,7 +40,7 @@ def families() -> dict[str, dict[str, bool]]:
     """What dflop can do with each model family, by the `model_type` of its `config.json`.
 
     `data`: its shapes are known; `estimate`: its work can be counted without a device; `measure`: its pieces
-    can be measured; `train`: it can be trained.
+    can be measured; `train`: it can be trained; `share`: `balance_encoder` shares its encoder's work out.
     """
 
 class _Array(Protocol):
@@ -311,8 +311,6 @@ class Plan:
     num_ranks: int
     num_microbatches: int
     global_batch_size: int
-    pipeline_order: str
-    predicted_step_ns: int
     placement: Literal["disaggregated", "colocated"]
     """`colocated`: every rank holds both components, and `encoder_replicas` equals `llm_replicas`."""
     zero: int
@@ -466,9 +464,6 @@ class StepScheduler:
         """
     def adjustment(self) -> dict[str, Any] | None:
         """What would correct a schedule now, as a log keeps it; None: nothing."""
-    def shape_excesses(self) -> list[tuple[str, int, int, float, float, float]]:
-        """For each shape bin: component, fewest and most tokens, measured / predicted time - 1, its standard
-        error, and which fraction of it is used (0 to 1)."""
     def correction(
         self,
     ) -> tuple[
@@ -478,9 +473,10 @@ class StepScheduler:
         """All that `observe` remembers, for a checkpoint: the last steps, oldest first; packs by component.
 
         A step is its sums (row: a rank, or a component of one that holds both; letter of the action;
-        predicted ns; measured ns; median of measured over predicted), the ns from its last action to its end, and
-        those beyond the tails that are predicted of its components (None: not known). Packs stand by component and step. A pack is measured over predicted time less 1, its predicted time over the mean
-        pack's, and its sizes with their tokens.
+        predicted ns; measured ns; median of measured over predicted), the ns from its last action to its
+        end, and those beyond the tails that are predicted of its components (None: not known). Packs stand
+        by component and step. A pack is measured over predicted time less 1, its predicted time over the
+        mean pack's, and its sizes with their tokens.
         """
     def correct_by(
         self,
@@ -509,14 +505,3 @@ class StepScheduler:
         start to last end, reduction and optimizer included. What ranks waited for samples before their
         common start is in no span: the data wait here is 0.
         """
-    def simulate_measured(
-        self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], tail_ns: int | None = None
-    ) -> int:
-        """Makespan in ns that the simulator gives when fed with the measured durations of one step.
-
-        Reduction and optimizer take `tail_ns` on every rank; None: as predicted.
-        """
-    def played(
-        self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], tail_ns: int | None = None
-    ) -> tuple[list[tuple[int, str, int, int]], int]:
-        """The spans that the simulator gives for the durations of `spans`, and its makespan in ns."""

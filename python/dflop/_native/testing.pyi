@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from dflop._native import Balance, Meets
+from dflop._native import Balance, Meets, Schedule, StepScheduler
 
 def load_config(path: str) -> dict[str, Any]:
     """The configuration at `path`, checked and with every default filled in."""
@@ -55,6 +55,18 @@ def baseline(
     """Bucket of each sample by that baseline, for `judge`; of `paper`, who answered: `ilp` or `lpt, ...`.
 
     `tokens` are LLM tokens. `seed` is of `random`, `solver_ms` is the wall limit of the paper's solver.
+    """
+
+def simulate_measured(
+    scheduler: StepScheduler,
+    schedule: Schedule,
+    spans: Sequence[tuple[int, str, int, int]],
+    tail_ns: int | None = None,
+) -> int:
+    """Makespan in ns that the simulator gives when fed with the measured durations of one step.
+
+    Spans are (rank, action, start ns, end ns). Reduction and optimizer take `tail_ns` on every rank; None: as
+    predicted. PlanError where spans are missing or of another step.
     """
 
 @final

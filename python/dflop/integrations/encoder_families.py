@@ -232,7 +232,7 @@ class SoundTower(TileTower):
         return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
 
 
-_FAMILIES: dict[str, type[TileTower]] = {
+TOWERS: dict[str, type[TileTower]] = {
     "llava_onevision": TileTower,
     "internvl": InternTower,
     "qwen2_vl": PatchTower,
@@ -253,11 +253,11 @@ def find_family(model: nn.Module) -> TileTower:
     Raises:
         ValueError: there is no such module, or of a family that is not known here.
     """
-    kinds: Sequence[str] = sorted(_FAMILIES)
+    kinds: Sequence[str] = sorted(TOWERS)
     for module in model.modules():
         kind = getattr(getattr(module, "config", None), "model_type", None)
-        if kind in _FAMILIES:
-            family = _FAMILIES[kind]
+        if kind in TOWERS:
+            family = TOWERS[kind]
             if family.tower in dict(module.named_children()):
                 return family(module)
     message = (

@@ -11,7 +11,7 @@ use crate::advice::ways::{Advice, Gains, Setup, Simulated, Way};
 use crate::args;
 use dflop_schedule::Meets;
 use dflop_types::number::{self, percent, whole_percent};
-use dflop_types::{ModelProfile, SampleKind, printable, regular, statistics, thousands};
+use dflop_types::{FAMILIES, ModelProfile, SampleKind, printable, regular, statistics, thousands};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -23,9 +23,6 @@ const ALIKE: f64 = 0.01;
 
 /// Letters of a sample's id that are shown.
 const ID_LETTERS: usize = 40;
-
-/// Families whose encoder `balance_encoder` shares out.
-const SHARED_FAMILIES: [&str; 5] = ["llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
 
 pub(super) fn run(arguments: &args::Advise) -> Result<(), Failure> {
     if let Some(path) = &arguments.step_times {
@@ -72,8 +69,9 @@ impl Advised {
     fn new(survey: &Survey, all: &[Simulated], inputs: &Inputs, arguments: &args::Advise) -> Self {
         let ranks = inputs.ranks;
         let gains = Gains::of(all);
-        let lacks_family =
-            gains.advice(true) == Advice::Both && !SHARED_FAMILIES.contains(&survey.family.as_str());
+        let family = FAMILIES.iter().find(|family| family.model_type == survey.family);
+        let is_shared = family.is_some_and(|family| family.has_shared_encoder);
+        let lacks_family = gains.advice(true) == Advice::Both && !is_shared;
         let advice = gains.advice(!lacks_family);
         let batches = &survey.mixture.batches;
         let bounds = batches.iter().map(|batch| survey.mixture.bound_ns(batch, ranks));

@@ -75,7 +75,8 @@ fn print_families() {
         outln!("{:<18}{answers}{}", family.model_type, family.media.join(", "));
     }
     outln!("  data: `dflop profile data`; estimate: `dflop profile model --estimate`;");
-    outln!("  measure: `dflop profile model`; train: `dflop train`");
+    outln!("  measure: `dflop profile model`; train: `dflop train`;");
+    outln!("  share: `balance_encoder`, in a trainer of your own");
 }
 
 fn family(family: &FamilyRecord) -> serde_json::Value {
