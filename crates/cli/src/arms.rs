@@ -85,13 +85,9 @@ impl ArmSummary {
             "what the others are held against".to_owned()
         } else {
             format!(
-                "{} {} (95 % interval {:.3} to {:.3})",
+                "{} as {} (95 % interval {:.3} to {:.3})",
                 speed(self.ratio),
-                if self.ratio < 1.0 {
-                    format!("as {}", self.against)
-                } else {
-                    format!("than {}", self.against)
-                },
+                self.against,
                 self.ratio_low,
                 self.ratio_high
             )
@@ -119,8 +115,7 @@ pub(crate) fn ratio(pairs: &[(&StepMetrics, &StepMetrics)]) -> Option<Interval> 
     Interval::of_ratios(pairs.iter().map(|(b, a)| b.step_ns as f64 / a.step_ns as f64))
 }
 
-/// `1.175x faster`, or `0.950x as fast` below 1: the interval that follows is of this number either way.
+/// `1.175x as fast`. "Faster" would be said of 1.005x too, whatever its interval, and some read "1.2x faster" as 2.2.
 pub(crate) fn speed(ratio: f64) -> String {
-    let times = number::times(ratio);
-    if ratio < 1.0 { format!("{times} as fast") } else { format!("{times} faster") }
+    format!("{} as fast", number::times(ratio))
 }

@@ -211,10 +211,40 @@ impl Browser {
     }
 }
 
+/// What is open on the page needs no scrolling.
+fn fits_a_screen(browser: &mut Browser) {
+    let cut = "[...document.querySelectorAll('.scroll')].filter(s => !s.closest('details:not([open])') && s.scrollWidth > s.clientWidth + \
+               1).map(s => s.getAttribute('aria-label'))";
+    assert_eq!(browser.value(cut), json!([]), "what does not fit a screen of 1,280 pixels");
+}
+
+fn fits_a_phone(browser: &mut Browser) {
+    // On a phone the page is as wide as the screen; what is wider scrolls in its own box, and its heading is whole.
+    let phone = json!({"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": true});
+    browser.ask("Emulation.setDeviceMetricsOverride", &phone);
+    assert_eq!(browser.value("document.documentElement.scrollWidth"), 400);
+    let headings = "[...document.querySelectorAll('caption')].filter(c => c.getBoundingClientRect().width > 400).map(c => c.textContent)";
+    assert_eq!(browser.value(headings), json!([]), "headings of tables that are cut");
+    browser.picture("phone");
+    browser.ask("Emulation.clearDeviceMetricsOverride", &json!({}));
+}
+
+/// In the medium of printers.
+fn fits_paper(browser: &mut Browser) {
+    let paper = json!({"width": 720, "height": 1000, "deviceScaleFactor": 1, "mobile": false});
+    browser.ask("Emulation.setDeviceMetricsOverride", &paper);
+    assert_eq!(browser.value("document.documentElement.scrollWidth"), 720, "nothing stands beside the paper");
+    browser.ask("Emulation.clearDeviceMetricsOverride", &json!({}));
+}
+
 #[test]
 fn the_page_works_in_a_browser() {
     let Some(mut browser) = Browser::start() else { return };
     let session = with_run(1.2);
+    // Every column that a table of idle time may have.
+    session.edit("demo/run/metrics.jsonl", |lines| {
+        lines.replace("\"bubble_ratio\"", "\"data_wait_ns\":70000000,\"bubble_ratio\"")
+    });
     let made = session.dflop(&["report", "demo"]);
     assert!(made.contains("status: 0"), "{made}");
     let url = format!("file://{}", session.path("demo/report.html").canonicalize().unwrap().display());
@@ -237,6 +267,7 @@ fn the_page_works_in_a_browser() {
          t.getBBox().width > Math.min(...lines)).map(t => t.textContent); })",
     );
     assert_eq!(overlaps, json!([]), "names that reach into their axis");
+    fits_a_screen(&mut browser);
     browser.picture("light");
     let light = browser.colours();
     assert!(light.len() >= 4, "the timeline is drawn: {light:?}");
@@ -304,8 +335,10 @@ fn the_page_works_in_a_browser() {
     let dark = browser.colours();
     assert!(dark.len() >= 4 && dark != light, "{dark:?}");
     browser.picture("dark");
+    fits_a_phone(&mut browser);
     browser.ask("Emulation.setEmulatedMedia", &json!({"media": "print"}));
     assert_eq!(browser.value("getComputedStyle(document.querySelector('.controls')).display"), "none");
+    fits_paper(&mut browser);
     browser.ask("Emulation.setEmulatedMedia", &json!({"media": ""}));
 
     assert_eq!(browser.problems, Vec::<String>::new());

@@ -117,26 +117,19 @@ fn report() -> Report {
         facts: facts.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         steps,
         comparison: Some(comparison),
-        measured: None,
         plan: Some(plan()),
         data: Some(data),
-        outliers: None,
         model: Some(model(&mut dice)),
         loss,
         held_out: falling(&mut dice, 16, 2.3, 9),
         loss_by_kind: ["text", "image", "video"].map(|name| group(&mut dice, name)).into(),
         loss_by_source: ["captions", "questions"].map(|name| group(&mut dice, name)).into(),
-        against: None,
-        shapes: Vec::new(),
-        memory: Vec::new(),
-        plans: None,
-        events: Vec::new(),
-        slow_steps: Vec::new(),
         warnings: vec![
             "3 of 1,024 predictions were outside the measured range of llm_layer and follow the last slope"
                 .to_owned(),
             "1 sample was left out: its JPEG is cut short (policy: skip)".to_owned(),
         ],
+        ..Report::default()
     }
 }
 

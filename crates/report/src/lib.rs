@@ -63,6 +63,9 @@ pub struct Report {
     pub model: Option<ModelProfile>,
     /// Training loss: (step, mean over label tokens).
     pub loss: Vec<(u64, f64)>,
+    /// Whether the steps of `loss` and of all losses below are updates of the model, counted from 1: several arms trained
+    /// each global batch, so a step has several.
+    pub is_loss_by_update: bool,
     /// Loss of held-out samples, one point for each evaluation.
     pub held_out: Vec<LossPoint>,
     /// Both losses for each kind of sample.

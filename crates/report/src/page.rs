@@ -95,6 +95,20 @@ pub(crate) fn page(report: &Report) -> Markup {
     }
 }
 
+/// A sentence as the command line writes it: what stands in backticks is a name.
+pub(crate) fn marked(sentence: &str) -> Markup {
+    let parts: Vec<&str> = sentence.split('`').collect();
+    // One backtick too many is no mark.
+    if parts.len().is_multiple_of(2) {
+        return html! { (sentence) };
+    }
+    html! {
+        @for (at, part) in parts.into_iter().enumerate() {
+            @if at % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
+}
+
 /// The pattern of bubbles. The page has it once, and all drawings use it.
 fn patterns() -> Markup {
     html! {
@@ -114,24 +128,20 @@ fn headline(report: &Report) -> Markup {
     if let Some(c) = &report.comparison {
         let interval = format!("{} to {}", number::times(c.ratio_low), number::times(c.ratio_high));
         let pairs = number::counted(c.pairs.len() as u64, "pair");
-        let verdict = if !c.ratio.is_finite() {
+        if !c.ratio.is_finite() {
             return html! { "The ratio of the step times is not known." };
-        } else if c.ratio_low > 1.0 {
-            "faster"
-        } else if c.ratio_high < 1.0 {
-            "slower"
-        } else {
+        }
+        if c.ratio_low <= 1.0 && c.ratio_high >= 1.0 {
             return html! {
                 "No difference measured between data-aware steps (" (c.ours) ") and the fastest baseline (" (c.baseline) "): "
                 strong { (number::times(c.ratio)) } " (95\u{a0}% interval " (interval) ", " (pairs) "), "
                 (number::ms(c.step_ms_ours)) " against " (number::ms(c.step_ms_baseline)) "."
             };
-        };
-        let factor = if verdict == "faster" { c.ratio } else { 1.0 / c.ratio };
+        }
         return html! {
-            "Data-aware steps (" (c.ours) ") are " strong { (number::times(factor)) " " (verdict) } " than the fastest baseline ("
+            "Data-aware steps (" (c.ours) ") are " strong { (number::times(c.ratio)) " as fast" } " as the fastest baseline ("
             (c.baseline) "): " (number::ms(c.step_ms_ours)) " a step against " (number::ms(c.step_ms_baseline))
-            " (95\u{a0}% interval of baseline over ours " (interval) ", " (pairs) ")."
+            " (95\u{a0}% interval " (interval) ", " (pairs) ")."
         };
     }
     if let Some(measured) = &report.measured {

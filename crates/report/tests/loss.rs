@@ -73,6 +73,39 @@ fn each_kind_and_source_has_its_line() {
     assert!(section(&Report { loss_by_source: kinds, ..Report::default() }).contains("Loss by source"));
 }
 
+/// Nothing was held out: no columns of dashes. Kinds are called as in the rest of the page.
+#[test]
+fn what_nobody_measured_has_no_column() {
+    let kinds = vec![group("multi_image", vec![point(0, 2.0, 5)], Vec::new())];
+    let page = section(&Report { loss_by_kind: kinds, ..Report::default() });
+    assert!(page.contains(&row(&["several images", "5", "2.00", "2.00"])), "{page}");
+    assert!(!page.contains("held out"), "{page}");
+}
+
+/// Where arms train in turns a step has several updates, and each has a place of its own.
+#[test]
+fn losses_of_a_comparison_are_counted_by_update() {
+    let trained = vec![point(1, 6.0, 5), point(2, 5.5, 5)];
+    let report = Report {
+        loss: vec![(1, 6.0), (2, 5.5)],
+        is_loss_by_update: true,
+        held_out: vec![point(2, 5.25, 9)],
+        loss_by_kind: vec![group("text", trained, Vec::new())],
+        ..Report::default()
+    };
+    let page = section(&report);
+    for text in [
+        "each of them is an update of the model: losses are counted by update",
+        "Loss over updates, from 6.00 at update 1 to 5.50 at update 2.",
+        "from 5.25 after update 2 to 5.25 after update 2",
+        "text, update 2: 5.50",
+        "first tenth of updates",
+    ] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+    assert!(!section(&Report { is_loss_by_update: false, ..report }).contains("update"));
+}
+
 /// What is left out of a drawing is said below it.
 #[test]
 fn many_steps_and_sources_are_drawn_in_part() {

@@ -84,7 +84,7 @@ fn data_wait_is_shown_where_there_is_some() {
     split.action.kind = ActionKind::W;
     let page = shown(&report);
     check(&page);
-    assert!(page.contains("swatch c-data-wait") && page.contains("is waiting for the samples of the step"));
+    assert!(page.contains("swatch c-data-wait") && page.contains("samples of the step are not there yet"));
     assert!(page.contains("swatch W") && page.contains("backward, weights"));
 }
 
@@ -117,9 +117,9 @@ fn the_headline_says_no_more_than_the_interval() {
     };
     let faster = page(1.3, 1.2, 1.4);
     assert!(faster.contains(
-        "Data-aware steps (aware) are <strong>1.300x faster</strong> than the fastest baseline (blind)"
+        "Data-aware steps (aware) are <strong>1.300x as fast</strong> as the fastest baseline (blind)"
     ));
-    assert!(page(0.8, 0.7, 0.9).contains("are <strong>1.250x slower</strong> than the fastest baseline"));
+    assert!(page(0.8, 0.7, 0.9).contains("are <strong>0.800x as fast</strong> as the fastest baseline"));
     assert!(page(1.01, 0.99, 1.03).contains("No difference measured"));
     let unknown = page(f64::NAN, f64::NAN, f64::NAN);
     check(&unknown);
@@ -151,6 +151,22 @@ fn a_measured_number_leads_before_the_forecast() {
     let forecast = shown(&Report { plan, ..Report::default() });
     assert!(forecast.contains("the best baseline that can run (blind-ahead) 37.0 ms (1.028x)"));
     assert!(forecast.contains("does not fit: a rank needs 131.00 GiB, memory budget 76.00 GiB"));
+}
+
+/// Arms stand by their step time, the fastest first, whatever the order in which they ran.
+#[test]
+fn arms_stand_by_their_time() {
+    let comparison = small().comparison.unwrap();
+    let mut arms = comparison.arms.clone();
+    arms.reverse();
+    let page = shown(&Report { comparison: Some(Comparison { arms, ..comparison }), ..Report::default() });
+    let table = &page[page.find("Step time of every arm, the fastest first").unwrap()..];
+    let table = &table[..table.find("</table>").unwrap()];
+    let times: Vec<f64> = table
+        .split(" ms</td>")
+        .filter_map(|before| before.rsplit('>').next()?.replace(',', "").parse().ok())
+        .collect();
+    assert!(times.len() > 2 && times.is_sorted(), "{times:?}: {table}");
 }
 
 /// The pair shown is one of the same global batch, the one with the median ratio.
@@ -448,7 +464,12 @@ fn a_slow_step_is_explained() {
         step: 412,
         arm: "aware".to_owned(),
         makespan_ns: 9_000_000,
-        words: vec!["It took 9.0 ms.".to_owned(), format!("rank 3 ran {HOSTILE}")],
+        words: vec![
+            "It took 9.0 ms.".to_owned(),
+            format!("rank 3 ran {HOSTILE}"),
+            "its largest sample is `a<b`, a video".to_owned(),
+            "a ` alone".to_owned(),
+        ],
         path: vec![link("0F2", 3, 0, 4_000_000), link("1B2", 5, 4_000_000, 9_000_000)],
     };
     let event =
@@ -460,6 +481,8 @@ fn a_slow_step_is_explained() {
         "Step 412",
         "0F2 on rank 3",
         "Critical path of step 412: 2 actions on 2 ranks.",
+        "its largest sample is <code>a&lt;b</code>, a video",
+        "a ` alone",
         "What changed",
         "1 alarm",
         "rank 3 takes 1.50 times",

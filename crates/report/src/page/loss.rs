@@ -6,7 +6,7 @@ use crate::chart::{
 };
 use crate::loss::mean;
 use crate::{GroupLoss, LossPoint, Report};
-use dflop_types::{clipped, number};
+use dflop_types::{SampleKind, clipped, number};
 use maud::{Markup, html};
 
 /// The most points that are drawn of the curve.
@@ -31,23 +31,27 @@ pub(super) fn section(report: &Report) -> Option<Section> {
     if report.loss.is_empty() && report.held_out.is_empty() && groups.iter().all(|(_, all)| all.is_empty()) {
         return None;
     }
+    let axis = if report.is_loss_by_update { "update" } else { "step" };
     let body = html! {
-        (whole(&report.loss, &report.held_out))
-        @for (by, all) in groups { (grouped(by, all)) }
+        @if report.is_loss_by_update {
+            p class="note" { "Several arms train each global batch, one after the other, and each of them is an update of the model: losses are counted by update." }
+        }
+        (whole(&report.loss, &report.held_out, axis))
+        @for (by, all) in groups { (grouped(by, all, axis)) }
     };
     Some(Section { id: "loss", name: "Loss", body })
 }
 
 /// The loss over all samples.
-fn whole(all: &[(u64, f64)], held_out: &[LossPoint]) -> Markup {
+fn whole(all: &[(u64, f64)], held_out: &[LossPoint], axis: &str) -> Markup {
     let (Some(first), Some(last)) = (all.first(), all.last()) else {
-        return evaluations(held_out);
+        return evaluations(held_out, axis);
     };
     let points: Vec<(f64, f64)> =
         spread(all.len(), MOST_POINTS).into_iter().map(|i| (all[i].0 as f64, all[i].1)).collect();
     let num_broken = all.iter().filter(|(_, loss)| !loss.is_finite()).count() as u64;
     let label = format!(
-        "Loss over steps, from {} at step {} to {} at step {}.",
+        "Loss over {axis}s, from {} at {axis} {} to {} at {axis} {}.",
         number::number(first.1),
         first.0,
         number::number(last.1),
@@ -58,28 +62,28 @@ fn whole(all: &[(u64, f64)], held_out: &[LossPoint]) -> Markup {
         .map(|i| vec![all[i].0.to_string(), number::number(all[i].1)])
         .collect();
     let held = spread(held_out.len(), MOST_POINTS).into_iter().map(|i| place(&held_out[i])).collect();
-    let mut lines = vec![line("m-loss", "", points.clone())];
+    let mut lines = vec![line("m-loss", "", axis, points.clone())];
     if !held_out.is_empty() {
-        lines.push(line("m-held", "held out, ", held));
+        lines.push(line("m-held", "held out, ", axis, held));
     }
     html! {
-        p { (label) @if num_broken > 0 { " " strong { "Not finite at " (number::counted(num_broken, "step")) "." } } }
+        p { (label) @if num_broken > 0 { " " strong { "Not finite at " (number::counted(num_broken, axis)) "." } } }
         figure class="wide" {
-            div class="scroll" tabindex="0" role="region" aria-label="Loss over steps" { (drawn(&label, Frame { width: 760.0, height: 220.0, ..Frame::small() }, &lines)) }
+            div class="scroll" tabindex="0" role="region" aria-label={ "Loss over " (axis) "s" } { (drawn(&label, axis, Frame { width: 760.0, height: 220.0, ..Frame::small() }, &lines)) }
             @if !held_out.is_empty() { (legend([("m-loss", "training"), ("m-held", "held out")])) }
         }
-        @if let Some(text) = partly(points.len(), all.len(), "step") { p class="note" { (text) } }
+        @if let Some(text) = partly(points.len(), all.len(), axis) { p class="note" { (text) } }
         details {
-            summary { "Table: loss by step" }
-            (table("Loss by step", &[numbers("step"), numbers("loss")], &rows))
-            @if let Some(text) = partly(rows.len(), all.len(), "step") { p class="note" { (text) } }
+            summary { "Table: loss by " (axis) }
+            (table(&format!("Loss by {axis}"), &[numbers(axis), numbers("loss")], &rows))
+            @if let Some(text) = partly(rows.len(), all.len(), axis) { p class="note" { (text) } }
         }
-        (evaluations(held_out))
+        (evaluations(held_out, axis))
     }
 }
 
 /// The loss of held-out samples.
-fn evaluations(all: &[LossPoint]) -> Markup {
+fn evaluations(all: &[LossPoint], axis: &str) -> Markup {
     let (Some(first), Some(last)) = (all.first(), all.last()) else { return html! {} };
     let best = all.iter().filter(|point| point.loss.is_finite()).min_by(|a, b| a.loss.total_cmp(&b.loss));
     let shown = spread(all.len(), MOST_ROWS);
@@ -90,12 +94,12 @@ fn evaluations(all: &[LossPoint]) -> Markup {
             vec![point.step.to_string(), number::number(point.loss), number::thousands(point.label_tokens)]
         })
         .collect();
-    let columns = [numbers("step"), numbers("loss"), numbers("label tokens")];
+    let columns = [numbers(axis), numbers("loss"), numbers("label tokens")];
     html! {
         p {
             "Held out (" (number::counted(all.len() as u64, "evaluation")) "): from " (number::number(first.loss))
-            " after step " (first.step) " to " (number::number(last.loss)) " after step " (last.step)
-            @if let Some(best) = best { "; the lowest is " (number::number(best.loss)) " after step " (best.step) }
+            " after " (axis) " " (first.step) " to " (number::number(last.loss)) " after " (axis) " " (last.step)
+            @if let Some(best) = best { "; the lowest is " (number::number(best.loss)) " after " (axis) " " (best.step) }
             "."
         }
         (table_below("loss of samples that are held out", &columns, &rows))
@@ -104,7 +108,7 @@ fn evaluations(all: &[LossPoint]) -> Markup {
 }
 
 /// The loss by kind or by source: a drawing of the largest groups, and a table.
-fn grouped(by: &'static str, groups: &[GroupLoss]) -> Markup {
+fn grouped(by: &'static str, groups: &[GroupLoss], axis: &str) -> Markup {
     if groups.is_empty() {
         return html! {};
     }
@@ -114,7 +118,9 @@ fn grouped(by: &'static str, groups: &[GroupLoss]) -> Markup {
     let per_point = num_steps.div_ceil(MOST_MEANS).max(1);
     let largest = || order.iter().take(MOST_LINES).zip(CLASSES);
     let training: Vec<Line> = largest()
-        .map(|(group, class)| line(class, &format!("{}, ", named(group)), means(&group.trained, per_point)))
+        .map(|(group, class)| {
+            line(class, &format!("{}, ", named(group)), axis, means(&group.trained, per_point))
+        })
         .collect();
     let held_out: Vec<Line> = largest()
         .map(|(group, class)| {
@@ -122,32 +128,32 @@ fn grouped(by: &'static str, groups: &[GroupLoss]) -> Markup {
             line(
                 class,
                 &format!("{}, ", named(group)),
+                axis,
                 shown.iter().map(|&i| place(&group.held_out[i])).collect(),
             )
         })
         .collect();
-    let rows: Vec<Vec<String>> = order.iter().take(MOST_ROWS).map(|group| row(group)).collect();
-    let columns = [
-        words(by),
-        numbers("label tokens"),
-        numbers("first tenth of steps"),
-        numbers("last tenth of steps"),
-        numbers("held out, first"),
-        numbers("held out, last"),
-    ];
+    let is_held_out = order.iter().any(|group| !group.held_out.is_empty());
+    let rows: Vec<Vec<String>> = order.iter().take(MOST_ROWS).map(|group| row(group, is_held_out)).collect();
+    let (first, last) = (format!("first tenth of {axis}s"), format!("last tenth of {axis}s"));
+    let mut columns = vec![words(by), numbers("label tokens"), numbers(&first), numbers(&last)];
+    if is_held_out {
+        columns.extend([numbers("held out, first"), numbers("held out, last")]);
+    }
     let caption = format!("Loss by {by}");
-    let label = |what: &str| format!("Loss {what} by {by} over steps, as in the table below.");
+    let label = |what: &str| format!("Loss {what} by {by} over {axis}s, as in the table below.");
     let below = html! {
-        @if per_point > 1 { p class="note" { "Each point is the mean over the label tokens of " (number::counted(per_point as u64, "step")) "." } }
+        @if per_point > 1 { p class="note" { "Each point is the mean over the label tokens of " (number::counted(per_point as u64, axis)) "." } }
     };
     let names: Vec<(&str, String)> = largest().map(|(group, class)| (class, named(group))).collect();
     html! {
         h3 { (caption) }
         (legend(names.iter().map(|(class, name)| (*class, name.as_str()))))
         div class="row" {
-            (plotted("In training", &drawn(&label("in training"), Frame::small(), &training), &below))
+            (plotted("In training", &drawn(&label("in training"), axis, Frame::small(), &training), &below))
             @if held_out.iter().any(|line| !line.points.is_empty()) {
-                (plotted("Held out", &drawn(&label("of samples that are held out"), Frame::small(), &held_out), &html! {}))
+                @let held = drawn(&label("of samples that are held out"), axis, Frame::small(), &held_out);
+                (plotted("Held out", &held, &html! {}))
             }
         }
         @if let Some(text) = partly(order.len().min(MOST_LINES), order.len(), by) { p class="note" { (text) ", those with the most label tokens" } }
@@ -156,23 +162,29 @@ fn grouped(by: &'static str, groups: &[GroupLoss]) -> Markup {
     }
 }
 
+/// Its name; kinds are called as in the rest of the page.
 fn named(group: &GroupLoss) -> String {
+    if group.name == SampleKind::MultiImage.to_string() {
+        return "several images".to_owned();
+    }
     clipped(&group.name, MOST_NAME)
 }
 
 /// The row of a group in the table. Losses are means over label tokens.
-fn row(group: &GroupLoss) -> Vec<String> {
+fn row(group: &GroupLoss, is_held_out: bool) -> Vec<String> {
     let (trained, tenth) = (&group.trained, group.trained.len().div_ceil(10));
     let held =
         |point: Option<&LossPoint>| point.map_or_else(|| number::NONE.to_owned(), |p| number::number(p.loss));
-    vec![
+    let mut cells = vec![
         named(group),
         number::thousands(group.label_tokens()),
         number::number(mean(&trained[..tenth])),
         number::number(mean(&trained[trained.len() - tenth..])),
-        held(group.held_out.first()),
-        held(group.held_out.last()),
-    ]
+    ];
+    if is_held_out {
+        cells.extend([held(group.held_out.first()), held(group.held_out.last())]);
+    }
+    cells
 }
 
 /// Makes one point of every `per_point` points: their mean, at the last of their steps.
@@ -186,17 +198,17 @@ fn place(point: &LossPoint) -> (f64, f64) {
 }
 
 /// A line. If it has few points, each shows its value when the pointer is on it.
-fn line(class: &'static str, name: &str, points: Vec<(f64, f64)>) -> Line {
-    let title = |p: &(f64, f64)| format!("{name}step {}: {}", number::tick(p.0), number::number(p.1));
+fn line(class: &'static str, name: &str, axis: &str, points: Vec<(f64, f64)>) -> Line {
+    let title = |p: &(f64, f64)| format!("{name}{axis} {}: {}", number::tick(p.0), number::number(p.1));
     let titles = if points.len() <= MOST_TITLES { points.iter().map(title).collect() } else { Vec::new() };
     Line { class, points, titles }
 }
 
-fn drawn(label: &str, frame: Frame, lines: &[Line]) -> Markup {
+fn drawn(label: &str, axis: &str, frame: Frame, lines: &[Line]) -> Markup {
     let (show_x, show_y): (Show, Show) = (number::tick, number::tick);
     let name_y = "loss a label token";
     line_plot(
-        &LinePlot { label, frame, is_log: false, has_linear_y: true, show_x, show_y, name_x: "step", name_y },
+        &LinePlot { label, frame, is_log: false, has_linear_y: true, show_x, show_y, name_x: axis, name_y },
         lines,
     )
 }

@@ -130,7 +130,9 @@ fn each_us(ns: u64, size: u64) -> String {
 
 /// A table with a row for each module, at its largest measured size.
 fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
-    let row = |(name, module): &(&str, &ModuleProfile)| {
+    let mut modes = vec![Recompute::Selective, Recompute::Full];
+    modes.retain(|mode| modules.iter().any(|(_, module)| module.recompute.contains_key(mode)));
+    let row = |(name, module): &(&str, &ModuleProfile)| -> Vec<String> {
         let point = module.linear.points.last().copied().unwrap_or_default();
         let size = point.size;
         let or_none = |ns: u64| if ns == 0 { "-".to_owned() } else { each_us(ns, size) };
@@ -147,7 +149,7 @@ fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
                 },
             )
         };
-        vec![
+        [
             clipped(describe(name).0, 40),
             number::thousands(u64::from(module.count)),
             number::thousands(module.num_parameters),
@@ -158,12 +160,13 @@ fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
             or_none(point.input_ns),
             or_none(point.weight_ns),
             number::memory_size(point.activation_bytes / size.max(1)),
-            recomputed(Recompute::Selective),
-            recomputed(Recompute::Full),
         ]
+        .into_iter()
+        .chain(modes.iter().map(|&mode| recomputed(mode)))
+        .collect()
     };
     let rows: Vec<Vec<String>> = modules.iter().map(row).collect();
-    let columns = [
+    let mut columns = vec![
         names("module"),
         numbers("count"),
         numbers("parameters"),
@@ -174,16 +177,19 @@ fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
         numbers("I"),
         numbers("W"),
         numbers("kept"),
-        numbers("selective"),
-        numbers("full"),
     ];
-    table(
-        &format!(
-            "{group}: one of each, without attention of segments, at the largest size: us a token, bytes kept a token; with recomputation: us more, bytes kept"
-        ),
-        &columns,
-        &rows,
-    )
+    columns.extend(
+        modes.iter().map(|mode| numbers(if *mode == Recompute::Full { "full" } else { "selective" })),
+    );
+    let recomputation = if modes.is_empty() {
+        ""
+    } else {
+        "; with selective or full recomputation: microseconds that it adds, bytes that it keeps"
+    };
+    let caption = format!(
+        "{group}: microseconds and kept bytes for each token, of one module at its largest measured size; the attention within segments is not in them{recomputation}"
+    );
+    table(&caption, &columns, &rows)
 }
 
 /// The plots of a module: its linear part with recomputation, and the attention of one segment.

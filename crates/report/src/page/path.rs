@@ -51,7 +51,7 @@ pub(super) fn slow_steps(report: &Report) -> Option<Section> {
         }
         @for step in &report.slow_steps {
             h3 { "Step " (number::thousands(step.step)) " (" (step.arm) "): " (number::ns(step.makespan_ns)) }
-            @for sentence in &step.words { p { (sentence) } }
+            @for sentence in &step.words { p { (super::marked(sentence)) } }
             (drawn(step))
             (links(step))
         }

@@ -32,9 +32,10 @@ pub(super) fn section(report: &Report) -> Option<Section> {
     let body = html! {
         p { (worst(&report.shapes)) }
         p {
-            "An action holds samples of several sizes. Its predicted and its measured time are divided over them by tokens: that is \"error\", with the sign of the "
-            "prediction's (below zero it took longer). \"Samples alone\" is what a regression over all actions lays to samples of that size, slow ranks and the other "
-            "samples of their actions taken off, with its standard error; later steps count more. A point of the lines is of at least "
+            "An action holds samples of several sizes. Each sample gets a part of the action's predicted time, and of its measured time, by its number of tokens. "
+            "The lines and \"error\" in the tables compare the two; below zero the samples took longer than predicted. "
+            "\"Samples alone\" is estimated by a regression over all actions: how much longer samples of this size take, without the effect of slow ranks and of the "
+            "other samples in the same action. Later steps count more; the standard error stands beside it. A point of the lines stands for at least "
             (SAMPLES_MIN) " samples of neighbouring sizes; the tables have each size."
         }
         div class="row" { @for (is_encoder, name) in COMPONENTS { (drawn(name, &of(is_encoder))) } }

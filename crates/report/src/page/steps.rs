@@ -275,6 +275,18 @@ pub(super) fn mean_idle_bars(named: &[(&str, Vec<(&StepView, &Timeline)>)]) -> M
     drawn(&means, "Idle time of both by cause, as in the table above.")
 }
 
+/// Of which steps the means are: one number where all rows have as many.
+fn counted(means: &[Named<'_>]) -> String {
+    let num_steps = |mean: &MeanIdle| number::counted(mean.num_steps, "step");
+    let first = means.first().map_or(0, |(_, _, mean)| mean.num_steps);
+    if means.iter().all(|(_, _, mean)| mean.num_steps == first) {
+        let of_each = if means.len() > 1 { " of each row" } else { "" };
+        return means.first().map_or_else(String::new, |(_, _, mean)| num_steps(mean) + of_each);
+    }
+    let of = |(arm, how, mean): &Named<'_>| format!("{} {} {how}", mean.num_steps, clipped(arm, 20));
+    means.iter().map(of).collect::<Vec<_>>().join(", ")
+}
+
 /// Idle time by cause, blind against aware.
 pub(super) fn idle(report: &Report) -> Option<Section> {
     let mut arms: Vec<&str> = ["blind", "aware"].into();
@@ -297,11 +309,7 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
     }
     let has_data_wait = has_data_wait(&means);
     let causes = &CAUSES[..if has_data_wait { 4 } else { 3 }];
-    let counted: Vec<String> = means
-        .iter()
-        .map(|(arm, how, mean)| format!("{} {} {how}", mean.num_steps, clipped(arm, 20)))
-        .collect();
-    let counted = counted.join(", ");
+    let counted = counted(&means);
     let cell = |(ms, share): (f64, f64)| format!("{} ({})", number::number(ms), number::percent(share));
     let rows: Vec<Vec<String>> = means
         .iter()
@@ -317,13 +325,13 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
     columns.push(numbers("idle"));
     let body = html! {
         p {
-            "Mean over the steps of this report (" (counted) "), for each rank: time within the step in which it waited. "
-            em { "Ramp" } " is what the pipeline order idles even when all work is equal: fill and drain. "
-            em { "Imbalance" } " is what uneven microbatches and stages add: what scheduling can take away. "
-            em { "Transfer" } " is waiting for data under way."
+            "How long a rank waits within a step: the mean over ranks and steps (" (counted) "). "
+            em { "Ramp" } ": the pipeline fills and drains. This wait is there even where all work is equal. "
+            em { "Imbalance" } ": microbatches or stages are uneven. This is what scheduling can take away. "
+            em { "Transfer" } ": data is on its way from another rank."
             @if has_data_wait {
-                " " em { "Data wait" } " is waiting for the samples of the step: where it was measured, before the step's clock starts, "
-                "so that it comes beside the step's time and is not in the last column."
+                " " em { "Data wait" } ": samples of the step are not there yet. It lies before the step's clock starts, so it is no part of the step's "
+                "time, nor of the last column."
             }
         }
         div class="row lean" {

@@ -82,7 +82,9 @@ fn arms(comparison: &Comparison) -> Markup {
             number::percent(arm.idle_ratio),
         ]
     };
-    let rows: Vec<Vec<String>> = comparison.arms.iter().map(row).collect();
+    let mut arms: Vec<&ArmView> = comparison.arms.iter().collect();
+    arms.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
+    let rows: Vec<Vec<String>> = arms.into_iter().map(row).collect();
     let columns = [
         words("arm"),
         words("kind"),
@@ -97,7 +99,7 @@ fn arms(comparison: &Comparison) -> Markup {
                 "Every arm trained the same global batches. With -ahead, forwards run ahead as far as memory allows, for baselines and for ours. "
                 "All are held against the fastest baseline; above 1 an arm is faster than it."
             }
-            (table("Step time of every arm", &columns, &rows))
+            (table("Step time of every arm, the fastest first", &columns, &rows))
         }
     }
 }

@@ -226,6 +226,7 @@ pub(crate) fn small() -> Report {
             ..ModelProfile::default()
         }),
         loss: vec![(0, 6.0), (1, 5.5), (2, 5.25)],
+        is_loss_by_update: false,
         held_out: Vec::new(),
         loss_by_kind: Vec::new(),
         loss_by_source: Vec::new(),

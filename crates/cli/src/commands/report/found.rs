@@ -62,6 +62,7 @@ impl Found {
             }
             _ => (Vec::new(), Vec::new()),
         };
+        let axis = loss::Axis::of(&self.metrics);
         Ok(Report {
             shapes,
             memory,
@@ -79,10 +80,11 @@ impl Found {
             data: self.data.clone(),
             outliers: self.outliers(dir)?,
             model: self.model.clone(),
-            loss: self.metrics.iter().filter_map(|m| Some((m.step, m.loss?))).collect(),
-            held_out: loss::held_out(&self.evaluations),
-            loss_by_kind: loss::groups("kind", &self.metrics, &self.evaluations),
-            loss_by_source: loss::groups("source", &self.metrics, &self.evaluations),
+            loss: loss::trained(&self.metrics, &axis),
+            is_loss_by_update: axis.is_by_update,
+            held_out: loss::held_out(&self.evaluations, &axis),
+            loss_by_kind: loss::groups("kind", &self.metrics, &self.evaluations, &axis),
+            loss_by_source: loss::groups("source", &self.metrics, &self.evaluations, &axis),
             events: self.events.iter().map(StepEvent::view).collect(),
             slow_steps: self.slow_steps(&views)?,
             warnings: self.warnings()?,
