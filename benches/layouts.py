@@ -5,10 +5,11 @@ Usage: python benches/layouts.py OUT.json [--rounds 6] [--steps 4] [--microbatch
 The demo's data and model are profiled on two ranks of this machine's CPU, a thread each. Every way trains the
 same global batches of 64 samples with the same trainer; a way is a layout and how samples are placed in it:
 
-    fsdp2 tokens    every rank holds both components, ZeRO-3, samples packed by their LLM tokens: what people
-    run fsdp2 blind     the same in arrival order, in equal counts ddp tokens      plain data parallelism,
-    samples packed by their LLM tokens pipeline ...    encoder and LLM on a rank each ... aware       placed
-    by dflop
+    fsdp2 tokens    every rank holds both components, ZeRO-3, samples packed by LLM tokens: what people run
+    fsdp2 blind     the same in arrival order, in equal counts
+    ddp tokens      plain data parallelism, samples packed by LLM tokens
+    pipeline ...    encoder and LLM on a rank each
+    ... aware       placed by dflop
 
 Rounds are interleaved: each launches every layout once, in another order, and within a launch `dflop train
 --compare` runs the ways of that layout one after the other. A ratio is that of geometric means of the time of

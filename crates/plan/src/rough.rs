@@ -262,7 +262,8 @@ pub(crate) fn rough(
     let in_flight = memory_budget_bytes
         .map_or(f64::INFINITY, |budget| in_flight(candidate, facts, budget, batch))
         .min(num_stages);
-    // The lists of interleaved stages are fixed by their order. They cannot hold fewer microbatches where memory is short.
+    // Samples on interleaved stages are placed under the lists of the pipeline order, which cannot hold fewer microbatches
+    // where memory is short.
     let is_over = in_flight < if candidate.layout.is_interleaved() { num_stages } else { 1.0 };
     // If memory binds, buckets are less even, and the scheduler needs a longer search. So such a candidate is estimated
     // 20 % slower.

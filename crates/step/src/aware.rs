@@ -115,7 +115,7 @@ impl StepScheduler {
     fn drained(&self, search: &Search) -> Result<Option<Schedule>, StepError> {
         let batch = search.batch;
         if self.settings.layout.is_interleaved() {
-            // No lists are made for interleaved stages, so the pipeline cannot run empty around a sample.
+            // Lists for ranks with chunks did not fit around such a sample where they were tried.
             return Ok(None);
         }
         let Some(mut fractions) = self.memory_fractions(batch, search.costs.typical, 0) else {
@@ -162,7 +162,7 @@ impl StepScheduler {
     }
 
     /// The pipeline order under which a method compares places. It is the plan's, or, if action lists are made at the end,
-    /// the order nearest to those lists. For interleaved stages no lists are made.
+    /// the order nearest to those lists. Zero-bubble is not for interleaved stages.
     pub(crate) fn search_order(&self, method: Method) -> PipelineOrder {
         let is_split = self.model.has_split() && !self.settings.layout.is_interleaved();
         match (method, self.settings.pipeline_order) {

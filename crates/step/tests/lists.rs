@@ -1,18 +1,19 @@
 //! Lists made for the durations: whole, within the cap, without deadlock, never slower than the pipeline orders.
 
 use crate::common;
-use crate::common::{layout, relax, steps};
+use crate::common::{layout, relax, steps_of};
 use dflop_sim::{Durations, SimError, StepInput, simulate, simulate_lists, simulate_step};
 use dflop_step::lists::{Holding, data_aware, data_aware_within, simulate_pipeline};
-use dflop_types::{Action, ActionKind, PipelineOrder};
+use dflop_types::{Action, ActionKind, Layout, PipelineOrder, Rank, StageIndex};
 use proptest::prelude::*;
 
 /// What each rank holds at most, counted action by action.
-fn peaks(holding: &Holding, lists: &[Vec<Action>]) -> Vec<u64> {
+fn peaks(step: &StepInput, holding: &Holding, lists: &[Vec<Action>]) -> Vec<u64> {
     let peak = |(rank, list): (usize, &Vec<Action>)| {
         let (mut held, mut peak) = (0, 0);
         for action in list {
-            let of_microbatch = holding.held[rank][action.microbatch as usize];
+            let row = step.row(Rank(rank as u32), action.stage);
+            let of_microbatch = holding.held[row][action.microbatch as usize];
             match action.kind {
                 ActionKind::F => held += of_microbatch,
                 ActionKind::I => {}
@@ -28,13 +29,13 @@ fn peaks(holding: &Holding, lists: &[Vec<Action>]) -> Vec<u64> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
-    /// Whatever feeds whom, whatever the cap down to the largest microbatch alone: the lists end (the engine times
-    /// them), their times are those of the oracle, no rank holds more than it may, and forwards as well as backwards
-    /// go through the microbatches in one order on all ranks.
+    /// Whatever feeds whom, however many chunks a rank has, whatever the cap down to the largest microbatch alone: the lists
+    /// end (the engine times them), their times are those of the oracle, no rank holds more than it may, and forwards as
+    /// well as backwards go through the microbatches of a chunk in one order on all ranks.
     #[test]
     fn lists_end_within_the_cap(
-        step in steps(),
-        held in prop::collection::vec(0u64..30, 18 * 7),
+        step in steps_of(3),
+        held in prop::collection::vec(0u64..30, 36 * 7),
         room in prop::collection::vec(0u64..60, 18),
         ready in prop::collection::vec(0u64..40, 18),
         is_split: bool,
@@ -42,29 +43,57 @@ proptest! {
     ) {
         let (ranks, m) = (step.layout.num_ranks() as usize, step.num_microbatches as usize);
         let step = StepInput { ready_ns: ready[..ranks].to_vec(), ..step };
-        let held: Vec<Vec<u64>> = (0..ranks).map(|rank| held[rank * 7..rank * 7 + m].to_vec()).collect();
-        let cap = held.iter().zip(&room).map(|(row, room)| row.iter().max().unwrap_or(&0) + room).collect();
+        let rows = step.layout.num_rows() as usize;
+        let held: Vec<Vec<u64>> = (0..rows).map(|row| held[row * 7..row * 7 + m].to_vec()).collect();
+        let most = |rank: usize| -> u64 {
+            let rank = Rank(rank as u32);
+            let rows = || step.layout.stages(rank).map(|stage| step.row(rank, stage));
+            (0..m).map(|j| rows().map(|row| held[row][j]).sum()).max().unwrap_or(0)
+        };
+        let cap = (0..ranks).map(|rank| most(rank) + room[rank]).collect();
         let holding = Holding { held, cap };
         let lists = data_aware_within(&step, &holding, is_split, effort).unwrap();
         let timeline = simulate_lists(&step, &lists).unwrap();
         prop_assert_eq!(&timeline.spans, &relax(&step, &lists));
-        for (peak, cap) in peaks(&holding, &lists).into_iter().zip(&holding.cap) {
+        for (peak, cap) in peaks(&step, &holding, &lists).into_iter().zip(&holding.cap) {
             prop_assert!(peak <= *cap);
         }
-        prop_assert!(holding.allows(&lists));
+        prop_assert!(holding.allows(&step, &lists));
         if !is_split {
             prop_assert!(lists.iter().flatten().all(|a| matches!(a.kind, ActionKind::F | ActionKind::B)));
         }
-        let in_turn = |is_forward: bool| lists.iter().map(move |list| -> Vec<u32> {
-            let of_kind = list.iter().filter(|a| a.kind != ActionKind::W && (a.kind == ActionKind::F) == is_forward);
-            of_kind.map(|a| a.microbatch).collect()
-        });
-        let first = in_turn(true).next().unwrap();
-        prop_assert!(in_turn(true).chain(in_turn(false)).all(|order| order == first));
+        // Microbatches by stage, and chunks and microbatches by rank: messages between two ranks are in one order.
+        let (first_llm, pp) = (step.layout.encoder.pp, step.layout.llm.pp);
+        for is_forward in [true, false] {
+            let of_kind = |list: &[Action]| -> Vec<Action> {
+                let of_kind = list.iter().filter(|a| a.kind != ActionKind::W && (a.kind == ActionKind::F) == is_forward);
+                of_kind.copied().collect()
+            };
+            let orders: Vec<Vec<Action>> = lists.iter().map(|list| of_kind(list)).collect();
+            let microbatches = |rank: usize, stage: StageIndex| -> Vec<u32> {
+                orders[rank].iter().filter(|a| a.stage == stage).map(|a| a.microbatch).collect()
+            };
+            let first = microbatches(0, StageIndex(0));
+            for (rank, order) in orders.iter().enumerate() {
+                for stage in step.layout.stages(Rank(rank as u32)) {
+                    prop_assert_eq!(&microbatches(rank, stage), &first);
+                }
+                let chunks = |order: &[Action]| -> Vec<(u32, u32)> {
+                    order.iter().map(|a| ((a.stage.0 - first_llm) / pp, a.microbatch)).collect()
+                };
+                if order.first().is_some_and(|a| a.stage.0 >= first_llm) {
+                    prop_assert_eq!(chunks(order), chunks(orders.last().unwrap()));
+                }
+            }
+        }
         // The pipeline orders, where they keep the cap too.
+        let has_zero_bubble = is_split && !step.layout.is_interleaved();
         for order in [PipelineOrder::OneFOneB, PipelineOrder::ZeroBubble] {
+            if order == PipelineOrder::ZeroBubble && !has_zero_bubble {
+                continue;
+            }
             let ordered = StepInput { order, ..step.clone() };
-            if holding.allows(&common::lists(&ordered)) && (is_split || order == PipelineOrder::OneFOneB) {
+            if holding.allows(&ordered, &common::lists(&ordered)) {
                 prop_assert!(timeline.makespan_ns <= simulate_step(&ordered).unwrap().makespan_ns);
             }
         }
@@ -73,7 +102,7 @@ proptest! {
 
     /// With whole backwards more effort is never worse: what was found is kept. No list beats its busiest rank.
     #[test]
-    fn effort_is_never_worse(step in steps(), depth in 1u64..3) {
+    fn effort_is_never_worse(step in steps_of(3), depth in 1u64..3) {
         let holding = Holding::of_one_f_one_b(&step, depth);
         let made = |effort| {
             let lists = data_aware_within(&step, &holding, false, effort).unwrap();
@@ -81,8 +110,11 @@ proptest! {
         };
         let (little, more) = (made(0), made(20_000));
         prop_assert!(more.makespan_ns <= little.makespan_ns);
-        let load = |rank: usize| step.forward_ns[rank].iter().chain(&step.backward_ns[rank]).sum::<u64>();
-        prop_assert!(more.makespan_ns >= (0..step.forward_ns.len()).map(load).max().unwrap());
+        let of_row = |row: usize| step.forward_ns[row].iter().chain(&step.backward_ns[row]).sum::<u64>();
+        let load = |rank: u32| -> u64 {
+            step.layout.stages(Rank(rank)).map(|stage| of_row(step.row(Rank(rank), stage))).sum()
+        };
+        prop_assert!(more.makespan_ns >= (0..step.layout.num_ranks()).map(load).max().unwrap());
     }
 }
 
@@ -126,6 +158,39 @@ fn lists_beat_the_order() {
     assert!(whole < ordered && split < whole - 0.05 && roomy <= split, "{ordered} {whole} {split} {roomy}");
     // Fill and drain alone are 14 of 110 places where all is even.
     assert!(split < 1.14, "{split}");
+}
+
+/// And on ranks with chunks they beat the interleaved order of the same memory. Chunks shorten the ramps that lists leave.
+#[test]
+fn lists_beat_the_interleaved_order() {
+    let chunked = |chunks: u32| {
+        let parts = u64::from(chunks);
+        let mut step = uneven(4 * chunks + 1, 24);
+        // Four ranks behind an encoder that keeps nobody waiting; a rank does the same work with any number of chunks.
+        step.layout = Layout { llm_interleave: chunks, ..layout((1, 1), (4, 1)) };
+        step.tail_ns = vec![0; 5];
+        let times = [&mut step.forward_ns, &mut step.backward_ns, &mut step.input_ns, &mut step.weight_ns];
+        for rows in times {
+            rows[0].fill(1);
+            rows[1..].iter_mut().flatten().for_each(|ns| *ns = *ns * 12 / parts);
+        }
+        step
+    };
+    let made_ns = |step: &StepInput, depth, is_split| {
+        let holding = Holding::of_one_f_one_b(step, depth);
+        let lists = data_aware(step, &holding, is_split).unwrap();
+        assert!(holding.allows(step, &lists));
+        simulate_lists(step, &lists).unwrap().makespan_ns as f64
+    };
+    let step = chunked(2);
+    let ordered = simulate_step(&step).unwrap().makespan_ns as f64;
+    let (whole, split, roomy) = (made_ns(&step, 1, false), made_ns(&step, 1, true), made_ns(&step, 2, true));
+    assert!(
+        whole < 0.97 * ordered && split < 0.99 * whole && roomy <= split,
+        "{ordered} {whole} {split} {roomy}"
+    );
+    let plain = made_ns(&chunked(1), 1, false);
+    assert!(whole < plain, "{whole} {plain}");
 }
 
 /// Halves that take longer than the whole backward are joined where nothing comes between them.
@@ -209,6 +274,17 @@ fn what_cannot_be_held_is_refused() {
     assert_eq!(
         refused(Holding { held: vec![vec![3], vec![1, 1]], cap: vec![8] }),
         ["holding.cap: 1 rank, the layout has 2", "holding.held[0]: 1 microbatch, the step has 2"]
+    );
+    let chunked = StepInput {
+        layout: Layout { llm_interleave: 2, ..layout((1, 1), (2, 1)) },
+        tail_ns: vec![0; 3],
+        ..uneven(5, 2)
+    };
+    let holding = Holding { held: vec![vec![3; 2]; 5], cap: vec![3, 5, 6] };
+    assert_eq!(
+        data_aware(&chunked, &holding, true).unwrap_err().to_string(),
+        "the step cannot be simulated\n  holding.held[all stages of rank 1][0]: 6, the rank may hold 5\n  \
+         holding.held[all stages of rank 1][1]: 6, the rank may hold 5"
     );
 }
 

@@ -64,8 +64,9 @@ pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Rank
     ranks(scheduler, schedule).into_iter().map(peak).collect()
 }
 
-/// Two lists of bytes. First `[rank][microbatch]`: what a microbatch takes if it is the only one in flight, in addition to
-/// what the rank holds in any case. Second, by rank: what the rank holds in any case. Degrees and samples have been checked.
+/// Two lists of bytes. First `[row][microbatch]`: what a microbatch takes if it is the only one in flight, on one stage, in
+/// addition to what the rank holds in any case. Second, by rank: what the rank holds in any case. Degrees and samples have
+/// been checked.
 pub(crate) fn alone_bytes(
     scheduler: &StepScheduler,
     schedule: &Schedule,
@@ -78,17 +79,34 @@ pub(crate) fn alone_bytes(
     };
     let list: Vec<Action> =
         kinds.iter().map(|&kind| Action { stage: StageIndex(0), kind, microbatch: 0 }).collect();
-    let of = |work: RankWork| {
-        let sharding = sharding(scheduler, work.role);
-        let fixed_bytes = scheduler.model.sharded_memory(work.role, sharding).total_bytes();
-        let alone = |microbatch: &RankMicrobatch| {
-            let one = std::slice::from_ref(microbatch);
-            let peak = rank_peak(scheduler, work.stage, work.role, one, &list);
-            peak.total_bytes().saturating_sub(fixed_bytes)
-        };
-        (work.microbatches.iter().map(alone).collect::<Vec<u64>>(), fixed_bytes)
+    let layout = scheduler.settings.layout;
+    let fixed = |role| {
+        let sharding = sharding(scheduler, role);
+        scheduler.model.sharded_memory(role, sharding).total_bytes()
     };
-    ranks(scheduler, schedule).into_iter().map(of).unzip()
+    let mut held = vec![Vec::new(); layout.num_rows() as usize];
+    let mut fixed_bytes = Vec::with_capacity(layout.num_ranks() as usize);
+    for work in ranks(scheduler, schedule) {
+        fixed_bytes.push(fixed(work.role));
+        let replica = layout.coordinates(work.rank).map_or(0, |at| at.replica);
+        for stage in layout.stages(work.rank) {
+            // A chunk alone is a stage like any other.
+            let role = match work.role {
+                RankRole::Stage(_) => {
+                    RankRole::Stage(scheduler.stages[stage.index() - layout.encoder.pp as usize])
+                }
+                encoder => encoder,
+            };
+            let fixed_bytes = fixed(role);
+            let alone = |microbatch: &RankMicrobatch| {
+                let steps = rank_steps(scheduler, work.stage, role, std::slice::from_ref(microbatch), &list);
+                let peak = scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"));
+                peak.total_bytes().saturating_sub(fixed_bytes)
+            };
+            held[layout.row(replica, stage)] = work.microbatches.iter().map(alone).collect();
+        }
+    }
+    (held, fixed_bytes)
 }
 
 /// What each rank of a replica holds, the encoder's ranks first. All chunks of a rank together are one role.
@@ -107,6 +125,21 @@ pub(crate) fn sharding(scheduler: &StepScheduler, role: RankRole) -> Sharding {
     Sharding::of(&scheduler.settings().layout, component)
 }
 
+/// What a rank whose first stage is `stage` does.
+fn rank_steps<'a>(
+    scheduler: &StepScheduler,
+    stage: usize,
+    role: RankRole,
+    microbatches: &'a [RankMicrobatch],
+    actions: &'a [Action],
+) -> RankSteps<'a> {
+    let layout = scheduler.settings.layout;
+    // Rows are copied only at the boundary. Between two stages of a replica all rows are passed on as they are.
+    let boundary = layout.encoder.pp as usize;
+    let copies_rows = (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1;
+    RankSteps { role, microbatches, actions, copies_rows, sharding: sharding(scheduler, role) }
+}
+
 fn rank_peak(
     scheduler: &StepScheduler,
     stage: usize,
@@ -114,11 +147,8 @@ fn rank_peak(
     microbatches: &[RankMicrobatch],
     actions: &[Action],
 ) -> RankMemory {
-    let layout = scheduler.settings.layout;
-    // Rows are copied only at the boundary. Between two stages of a replica all rows are passed on as they are.
-    let boundary = layout.encoder.pp as usize;
-    let copies_rows = (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1;
-    let steps = RankSteps { role, microbatches, actions, copies_rows, sharding: sharding(scheduler, role) };
+    let (layout, boundary) = (scheduler.settings.layout, scheduler.settings.layout.encoder.pp as usize);
+    let steps = rank_steps(scheduler, stage, role, microbatches, actions);
     let peak = if layout.is_interleaved() && stage >= boundary {
         let pp = layout.llm.pp as usize;
         let chunks: Vec<_> = scheduler.stages.iter().copied().skip(stage - boundary).step_by(pp).collect();

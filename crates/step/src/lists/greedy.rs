@@ -2,28 +2,42 @@
 //!
 //! Time runs forward over the moments at which a rank becomes free or something arrives. At each moment a free rank takes
 //! one of at most three actions: its next forward, its next backward (B, or I if the backward is split), or its next W.
-//! All ranks run forwards and backwards through the microbatches in one order. So messages between two ranks arrive in the
-//! order in which the receiver waits for them.
+//! Which forward and which backward come next, the turns of its component say ([`Turns`]).
 //!
-//! A pass cannot get stuck as long as each microbatch alone fits each rank. Proof: take the first microbatch, in that order,
-//! that is not done on all ranks. The inputs of its next forward are there, because everything before it is done. The
-//! rank has room, because it holds nothing: later microbatches come later. Once all its forwards are done, the same holds
-//! for its backwards, from the last stage on; these need no room. And a rank that waits by choice waits only for something
-//! that is already under way.
+//! A pass cannot get stuck as long as each rank has the least room that its turns ask for ([`Turns::least_room`]). Where a
+//! rank has one stage that is room for each microbatch alone. Proof: take the first backward, in the order of turns, that is
+//! not done on all ranks. All backwards before it are done. Take the first forward up to it that is not done on all
+//! ranks. Its inputs are there, because everything before it is done. The rank has room: it holds no more than the least room
+//! less this forward, because it has run no later forward, and each W that is left can run first. If there is no such forward,
+//! the backward itself has all that it needs, from the last stage on; it needs no room. And a rank that waits by choice waits
+//! only for something that is already under way.
 
+use crate::lists::turns::{Turn, Turns};
 use dflop_sim::StepInput;
 use dflop_sim::wiring::{Feeds, Source, WiredRow};
 use dflop_types::ActionKind;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A step as a pass sees it. Each rank has one row.
+/// The rows of one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RankRows {
+    /// Row of its first chunk.
+    pub(crate) first: usize,
+    /// Rows from one of its chunks to the next.
+    pub(crate) stride: usize,
+    /// 0 for an encoder rank, 1 for a rank of the LLM backbone.
+    pub(crate) component: usize,
+}
+
+/// A step as a pass sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work<'a> {
     pub(crate) step: &'a StepInput,
     pub(crate) rows: &'a [WiredRow],
+    pub(crate) ranks: &'a [RankRows],
     pub(crate) feeds: &'a Feeds,
-    /// What `[rank][microbatch]` holds from its F to the end of its B or W, in the unit of `Holding`.
+    /// What `[row][microbatch]` holds from its F to the end of its B or W, in the unit of `Holding`.
     pub(crate) held: &'a [Vec<u64>],
     /// The most that each rank may hold, in the same unit.
     pub(crate) cap: &'a [u64],
@@ -36,47 +50,63 @@ impl<'a> Work<'a> {
         self.step.num_microbatches as usize
     }
 
-    /// Ranks that a forward of `rank` waits for. The output of its backward is sent to them.
-    fn before(&self, rank: usize, microbatch: usize) -> Ranks<'a> {
-        match self.rows[rank].forward {
-            Source::Nothing => Ranks::None,
-            Source::Row(row) => Ranks::One(row),
-            Source::Boundary { replica } => Ranks::Some(self.feeds.forward.row(microbatch, replica)),
+    /// The row and the microbatch of a turn of `rank`.
+    const fn place(&self, rank: usize, turn: Turn) -> (usize, usize) {
+        let rows = self.ranks[rank];
+        (rows.first + turn.chunk as usize * rows.stride, turn.microbatch as usize)
+    }
+
+    /// Whether each rank has the least room that `turns`, by component, ask for.
+    pub(crate) fn has_room(&self, turns: &[Turns; 2]) -> bool {
+        let held = |rank, turn| {
+            let (row, j) = self.place(rank, turn);
+            self.held[row][j]
+        };
+        let least = |rank: usize| turns[self.ranks[rank].component].least_room(|turn| held(rank, turn));
+        (0..self.ranks.len()).all(|rank| least(rank) <= self.cap[rank])
+    }
+
+    /// Rows that a forward of `row` waits for. The output of its backward is sent to them.
+    fn before(&self, row: usize, microbatch: usize) -> Others<'a> {
+        match self.rows[row].forward {
+            Source::Nothing => Others::None,
+            Source::Row(row) => Others::One(row),
+            Source::Boundary { replica } => Others::Some(self.feeds.forward.row(microbatch, replica)),
         }
     }
 
-    /// Ranks that a backward of `rank` waits for. The output of its forward is sent to them.
-    fn after(&self, rank: usize, microbatch: usize) -> Ranks<'a> {
-        match self.rows[rank].backward {
-            Source::Nothing => Ranks::None,
-            Source::Row(row) => Ranks::One(row),
-            Source::Boundary { replica } => Ranks::Some(self.feeds.backward.row(microbatch, replica)),
+    /// Rows that a backward of `row` waits for. The output of its forward is sent to them.
+    fn after(&self, row: usize, microbatch: usize) -> Others<'a> {
+        match self.rows[row].backward {
+            Source::Nothing => Others::None,
+            Source::Row(row) => Others::One(row),
+            Source::Boundary { replica } => Others::Some(self.feeds.backward.row(microbatch, replica)),
         }
     }
 }
 
-/// None, one or several ranks, without an allocation.
+/// None, one or several rows, without an allocation.
 #[derive(Debug, Clone, Copy)]
-enum Ranks<'a> {
+enum Others<'a> {
     None,
     One(u32),
     Some(&'a [u32]),
 }
 
-impl Ranks<'_> {
+impl Others<'_> {
     fn len(self) -> usize {
         match self {
             Self::None => 0,
             Self::One(_) => 1,
-            Self::Some(ranks) => ranks.len(),
+            Self::Some(rows) => rows.len(),
         }
     }
 
     fn for_each(self, mut see: impl FnMut(usize)) {
         match self {
             Self::None => {}
-            Self::One(rank) => see(rank as usize),
-            Self::Some(ranks) => ranks.iter().for_each(|&rank| see(rank as usize)),
+            Self::One(row) => see(row as usize),
+            Self::Some(rows) => rows.iter().for_each(|&row| see(row as usize)),
         }
     }
 }
@@ -99,7 +129,7 @@ pub(crate) struct Rule {
 #[derive(Debug, Clone, Copy, Default)]
 struct RankState {
     free_ns: u64,
-    /// Positions in the order of microbatches: of the next F, of the next B or I, of the next W.
+    /// Positions in the turns: of the next F, of the next B or I, of the next W.
     forward: usize,
     backward: usize,
     weight: usize,
@@ -120,8 +150,8 @@ impl Arrival {
     }
 }
 
-/// Kind and microbatch of each action of a rank.
-pub(crate) type Listed = Vec<(ActionKind, u32)>;
+/// Kind and turn of each action of a rank.
+pub(crate) type Listed = Vec<(ActionKind, Turn)>;
 
 /// The lists that a pass made, and its scratch space, so that the next pass allocates nothing.
 #[derive(Debug, Clone, Default)]
@@ -135,30 +165,31 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Makes the lists of `work` with the microbatches in `order`; their makespan in nanoseconds, tails included.
+    /// Makes the lists of `work` with the `turns` of each component; their makespan in nanoseconds, tails included.
     ///
     /// *Complexity*: O(n log n) for n actions.
-    pub(crate) fn run(&mut self, work: &Work, order: &[u32], rule: Rule) -> u64 {
+    pub(crate) fn run(&mut self, work: &Work, turns: &[Turns; 2], rule: Rule) -> u64 {
         self.reset(work);
         while let Some(Reverse((now_ns, rank))) = self.events.pop() {
             let rank = rank as usize;
+            let of_rank = &turns[work.ranks[rank].component];
             if self.ranks[rank].free_ns <= now_ns
-                && let Some(kind) = self.choose(work, order, rule, rank, now_ns)
+                && let Some(kind) = self.choose(work, of_rank, rule, rank, now_ns)
             {
-                self.start(work, order, rank, kind, now_ns);
+                self.start(work, of_rank, rank, kind, now_ns);
             }
         }
         let mut meet_ns = [0; 2];
-        for (row, rank) in work.rows.iter().zip(&self.ranks) {
-            meet_ns[row.component] = rank.free_ns.max(meet_ns[row.component]);
+        for (of, rank) in work.ranks.iter().zip(&self.ranks) {
+            meet_ns[of.component] = rank.free_ns.max(meet_ns[of.component]);
         }
         let ends =
-            work.rows.iter().zip(&work.step.tail_ns).map(|(row, tail_ns)| meet_ns[row.component] + tail_ns);
+            work.ranks.iter().zip(&work.step.tail_ns).map(|(of, tail_ns)| meet_ns[of.component] + tail_ns);
         ends.max().unwrap_or(0)
     }
 
     fn reset(&mut self, work: &Work) {
-        let (num_ranks, m) = (work.rows.len(), work.num_microbatches());
+        let (num_ranks, m) = (work.ranks.len(), work.num_microbatches());
         self.lists.resize(num_ranks, Vec::new());
         self.lists.iter_mut().for_each(Vec::clear);
         self.ranks.clear();
@@ -169,25 +200,30 @@ impl Pass {
             let free_ns = if m == 0 { 0 } else { work.step.ready_ns.get(rank).map_or(0, |&ns| ns) };
             self.ranks.push(RankState { free_ns, ..RankState::default() });
             self.events.push(Reverse((free_ns, rank as u32)));
+        }
+        for row in 0..work.rows.len() {
             for j in 0..m {
-                let missing = work.before(rank, j).len() as u32;
+                let missing = work.before(row, j).len() as u32;
                 self.forward.push(Arrival { ns: 0, missing });
-                let missing = work.after(rank, j).len() as u32;
+                let missing = work.after(row, j).len() as u32;
                 self.backward.push(Arrival { ns: 0, missing });
             }
         }
     }
 
     /// The action that a free rank starts now; `None` if it must wait, or chooses to.
-    fn choose(&self, work: &Work, order: &[u32], rule: Rule, rank: usize, now_ns: u64) -> Option<ActionKind> {
+    fn choose(&self, work: &Work, turns: &Turns, rule: Rule, rank: usize, now_ns: u64) -> Option<ActionKind> {
         let (state, m) = (&self.ranks[rank], work.num_microbatches());
         let backward_kind = if work.is_split { ActionKind::I } else { ActionKind::B };
-        let next_forward = order.get(state.forward).map(|&j| j as usize);
-        let next_backward = order[..state.forward].get(state.backward).map(|&j| j as usize);
-        let next_weight = if work.is_split { order[..state.backward].get(state.weight) } else { None };
-        let fits = next_forward.is_some_and(|j| work.held[rank][j] <= work.cap[rank] - state.held);
-        let forward_ns = next_forward.and_then(|j| self.forward[rank * m + j].known_ns());
-        let backward_ns = next_backward.and_then(|j| self.backward[rank * m + j].known_ns());
+        let place = |&turn: &Turn| work.place(rank, turn);
+        let next_forward = turns.forwards.get(state.forward).map(place);
+        let has_run = turns.needs.get(state.backward).is_some_and(|&needs| needs as usize <= state.forward);
+        let next_backward = if has_run { turns.backwards.get(state.backward).map(place) } else { None };
+        let is_left = work.is_split && state.weight < state.backward;
+        let next_weight = if is_left { turns.backwards.get(state.weight).map(place) } else { None };
+        let fits = next_forward.is_some_and(|(row, j)| work.held[row][j] <= work.cap[rank] - state.held);
+        let forward_ns = next_forward.and_then(|(row, j)| self.forward[row * m + j].known_ns());
+        let backward_ns = next_backward.and_then(|(row, j)| self.backward[row * m + j].known_ns());
         let is_there = |ns: Option<u64>| ns.is_some_and(|ns| ns <= now_ns);
         let (has_forward, has_backward) = (is_there(forward_ns), is_there(backward_ns));
         if has_forward && !fits && next_weight.is_some() && (rule.makes_room || !has_backward) {
@@ -199,17 +235,17 @@ impl Pass {
         }
         if can_forward {
             let wait_ns = backward_ns.filter(|&ns| ns > now_ns).map(|ns| ns - now_ns);
-            let forward_ns = next_forward.map_or(0, |j| work.step.forward_ns[rank][j]);
+            let forward_ns = next_forward.map_or(0, |(row, j)| work.step.forward_ns[row][j]);
             let is_worth = |ns: u64| share(forward_ns, rule.wait_permille) >= u128::from(ns);
             if !wait_ns.is_some_and(is_worth) {
                 return Some(ActionKind::F);
             }
         }
-        let weight = *next_weight?;
+        let (row, weight) = next_weight?;
         // The next input that is under way arrives at this time. A W that would delay it too long is put off.
         let next_ns =
             backward_ns.into_iter().chain(forward_ns.filter(|_| fits)).filter(|&ns| ns > now_ns).min();
-        let weight_ns = work.step.weight_ns[rank][weight as usize];
+        let weight_ns = work.step.weight_ns[row][weight];
         let fills = |ns: u64| {
             u128::from(now_ns) + u128::from(weight_ns)
                 <= u128::from(ns) + share(weight_ns, rule.delay_permille)
@@ -217,29 +253,30 @@ impl Pass {
         next_ns.is_none_or(fills).then_some(ActionKind::W)
     }
 
-    fn start(&mut self, work: &Work, order: &[u32], rank: usize, kind: ActionKind, now_ns: u64) {
+    fn start(&mut self, work: &Work, turns: &Turns, rank: usize, kind: ActionKind, now_ns: u64) {
         let m = work.num_microbatches();
         let state = &mut self.ranks[rank];
-        let (place, rows) = match kind {
-            ActionKind::F => (&mut state.forward, &work.step.forward_ns),
-            ActionKind::B => (&mut state.backward, &work.step.backward_ns),
-            ActionKind::I => (&mut state.backward, &work.step.input_ns),
-            ActionKind::W => (&mut state.weight, &work.step.weight_ns),
+        let (turns, at, rows) = match kind {
+            ActionKind::F => (&turns.forwards, &mut state.forward, &work.step.forward_ns),
+            ActionKind::B => (&turns.backwards, &mut state.backward, &work.step.backward_ns),
+            ActionKind::I => (&turns.backwards, &mut state.backward, &work.step.input_ns),
+            ActionKind::W => (&turns.backwards, &mut state.weight, &work.step.weight_ns),
         };
-        let microbatch = order[*place] as usize;
-        *place += 1;
+        let turn = turns[*at];
+        let (row, microbatch) = work.place(rank, turn);
+        *at += 1;
         match kind {
-            ActionKind::F => state.held += work.held[rank][microbatch],
+            ActionKind::F => state.held += work.held[row][microbatch],
             ActionKind::I => {}
-            ActionKind::B | ActionKind::W => state.held -= work.held[rank][microbatch],
+            ActionKind::B | ActionKind::W => state.held -= work.held[row][microbatch],
         }
-        let end_ns = now_ns + rows[rank][microbatch];
+        let end_ns = now_ns + rows[row][microbatch];
         state.free_ns = end_ns;
-        self.lists[rank].push((kind, microbatch as u32));
+        self.lists[rank].push((kind, turn));
         self.events.push(Reverse((end_ns, rank as u32)));
         let (receivers, arrivals) = match kind {
-            ActionKind::F => (work.after(rank, microbatch), &mut self.forward),
-            ActionKind::B | ActionKind::I => (work.before(rank, microbatch), &mut self.backward),
+            ActionKind::F => (work.after(row, microbatch), &mut self.forward),
+            ActionKind::B | ActionKind::I => (work.before(row, microbatch), &mut self.backward),
             ActionKind::W => return,
         };
         receivers.for_each(|receiver| {
@@ -250,8 +287,9 @@ impl Pass {
             arrival.ns = arrival.ns.max(there_ns);
             arrival.missing -= 1;
             // If the receiver is still busy at that time, it looks for its next action when it becomes free.
-            if arrival.missing == 0 && self.ranks[receiver].free_ns <= arrival.ns {
-                self.events.push(Reverse((arrival.ns, receiver as u32)));
+            let rank = work.rows[receiver].rank;
+            if arrival.missing == 0 && self.ranks[rank as usize].free_ns <= arrival.ns {
+                self.events.push(Reverse((arrival.ns, rank)));
             }
         });
     }

@@ -5,64 +5,85 @@
 //! and which order of microbatches is best depends on the durations. So several are tried, and then orders with
 //! microbatches moved. The best lists are taken; the lists of the pipeline orders are compared too.
 
-use crate::lists::greedy::{Listed, Pass, Rule, Work};
+use crate::lists::greedy::{Listed, RankRows, Work};
+use crate::lists::search::search;
 use dflop_sim::wiring::{Source, WiredRow};
-use dflop_sim::{Durations, SimError, Simulator, StepInput, Violation, simulate, simulate_lists};
+use dflop_sim::{Durations, SimError, Simulator, StepInput, Violation, order, simulate, simulate_lists};
 use dflop_types::{Action, ActionKind, ComponentLayout, Layout, PipelineOrder, Rank, Timeline};
 
 /// What each rank may hold between the forward of a microbatch and the end of its backward.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holding {
-    /// What `[rank][microbatch]` takes, in any unit: for example in bytes, or 1 for each microbatch.
+    /// What `[row][microbatch]` takes, in any unit: for example in bytes, or 1 for each microbatch. A row is a stage of a
+    /// replica, as in [`StepInput::forward_ns`]. If each rank holds one stage, row r is rank r.
     pub held: Vec<Vec<u64>>,
-    /// The most that each rank may hold at a time, in the same unit; at least its largest microbatch.
+    /// The most that each rank may hold at a time, in the same unit; at least its largest microbatch, over all its stages.
     pub cap: Vec<u64>,
 }
 
 impl Holding {
-    /// Every rank may hold `depth` times as many microbatches as it has in flight under 1F1B.
+    /// Every rank may hold `depth` times as many microbatches as it has in flight under 1F1B with many microbatches. A rank
+    /// with several chunks may hold `depth` times as many microbatches of chunks as under interleaved 1F1B.
     pub fn of_one_f_one_b(input: &StepInput, depth: u64) -> Self {
-        let num_stages = u64::from(input.layout.num_stages());
-        let ranks = (0..input.layout.num_ranks()).filter_map(|rank| input.layout.coordinates(Rank(rank)));
-        let cap: Vec<u64> = ranks.map(|at| depth * (num_stages - u64::from(at.stage.0))).collect();
-        Self { held: vec![vec![1; input.num_microbatches as usize]; cap.len()], cap }
+        let (layout, m) = (input.layout, input.num_microbatches);
+        let num_stages = u64::from(layout.num_stages());
+        let most = |rank| {
+            let at = layout.coordinates(rank)?;
+            if layout.is_interleaved() {
+                return in_flight(&layout, PipelineOrder::OneFOneB, rank, m);
+            }
+            Some(num_stages - u64::from(at.stage.0))
+        };
+        let cap = (0..layout.num_ranks()).filter_map(|rank| Some(depth * most(Rank(rank))?)).collect();
+        Self { held: vec![vec![1; m as usize]; layout.num_rows() as usize], cap }
     }
 
     fn violations(&self, input: &StepInput) -> Vec<Violation> {
-        let (ranks, m) = (input.layout.num_ranks() as usize, input.num_microbatches as usize);
+        let (layout, m) = (input.layout, input.num_microbatches as usize);
+        let (ranks, rows) = (layout.num_ranks() as usize, layout.num_rows() as usize);
         let mut violations = Vec::new();
-        if input.layout.is_interleaved() {
-            let needs = "one stage a rank, the layout has several";
+        if layout.is_colocated() {
+            let needs = "components on ranks of their own, the layout is colocated";
             violations.push(Violation::Order { path: "order", order: PipelineOrder::DataAware, needs });
+            return violations;
         }
+        let of_rows = if layout.is_interleaved() { "stage of a replica" } else { "rank" };
         let mut compare = |path: String, found, what, other, expected| {
             if found != expected {
                 violations.push(Violation::Count { path, found, what, other, expected });
             }
         };
         compare("holding.cap".to_owned(), self.cap.len(), "rank", "the layout", ranks);
-        compare("holding.held".to_owned(), self.held.len(), "rank", "the layout", ranks);
-        for (rank, row) in self.held.iter().enumerate() {
-            compare(format!("holding.held[{rank}]"), row.len(), "microbatch", "the step", m);
+        compare("holding.held".to_owned(), self.held.len(), of_rows, "the layout", rows);
+        for (row, held) in self.held.iter().enumerate() {
+            compare(format!("holding.held[{row}]"), held.len(), "microbatch", "the step", m);
         }
-        for (rank, (row, &cap)) in self.held.iter().zip(&self.cap).enumerate() {
-            for (j, &held) in row.iter().enumerate().filter(|&(_, &held)| held > cap) {
-                violations.push(Violation::TooLarge {
-                    path: format!("holding.held[{rank}][{j}]"),
-                    held,
-                    cap,
-                });
+        if !violations.is_empty() {
+            return violations;
+        }
+        for (rank, &cap) in self.cap.iter().enumerate() {
+            let rows = || layout.stages(Rank(rank as u32)).map(|stage| input.row(Rank(rank as u32), stage));
+            for j in 0..m {
+                let held = rows().fold(0_u64, |sum, row| sum.saturating_add(self.held[row][j]));
+                if held > cap {
+                    let path = match rows().next().filter(|_| rows().count() == 1) {
+                        Some(row) => format!("holding.held[{row}][{j}]"),
+                        None => format!("holding.held[all stages of rank {rank}][{j}]"),
+                    };
+                    violations.push(Violation::TooLarge { path, held, cap });
+                }
             }
         }
         violations
     }
 
     /// Whether no rank that runs these lists ever holds more than it may.
-    pub fn allows(&self, lists: &[Vec<Action>]) -> bool {
+    pub fn allows(&self, input: &StepInput, lists: &[Vec<Action>]) -> bool {
         lists.iter().enumerate().all(|(rank, list)| {
             let mut held = 0_u64;
             list.iter().all(|action| {
-                let of_microbatch = self.held[rank][action.microbatch as usize];
+                let row = input.row(Rank(rank as u32), action.stage);
+                let of_microbatch = self.held[row][action.microbatch as usize];
                 held = match action.kind {
                     ActionKind::F => held.saturating_add(of_microbatch),
                     ActionKind::I => held,
@@ -72,6 +93,26 @@ impl Holding {
             })
         })
     }
+}
+
+/// The most microbatches that `rank` has in flight under a pipeline order; if it holds several chunks, microbatches of
+/// chunks. `None` past the last rank.
+pub(crate) fn in_flight(
+    layout: &Layout,
+    order: PipelineOrder,
+    rank: Rank,
+    num_microbatches: u32,
+) -> Option<u64> {
+    let (mut held, mut most) = (0_u64, 0);
+    for action in order::of_rank(layout, order, rank, num_microbatches)? {
+        match action.kind {
+            ActionKind::F => held += 1,
+            ActionKind::I => {}
+            ActionKind::B | ActionKind::W => held -= 1,
+        }
+        most = most.max(held);
+    }
+    Some(most)
 }
 
 /// The most actions that [`data_aware`] places, over all its passes.
@@ -103,7 +144,7 @@ pub const EFFORT: usize = 200_000;
 /// let holding = Holding::of_one_f_one_b(&input, 1);
 /// let lists = data_aware(&input, &holding, false)?;
 /// let makespan_ns = dflop_sim::simulate_lists(&input, &lists)?.makespan_ns;
-/// assert!(holding.allows(&lists) && makespan_ns <= dflop_sim::simulate_step(&input)?.makespan_ns);
+/// assert!(holding.allows(&input, &lists) && makespan_ns <= dflop_sim::simulate_step(&input)?.makespan_ns);
 /// # Ok::<(), dflop_sim::SimError>(())
 /// ```
 pub fn data_aware(
@@ -116,17 +157,18 @@ pub fn data_aware(
 
 /// The action list of every rank, made for the durations of `input` within what `holding` allows.
 ///
-/// All ranks run forwards and backwards through the microbatches in one order, which may differ from that of `input`.
+/// All ranks run forwards and backwards through the microbatches in one order, which may differ from that of `input`. Ranks
+/// with several chunks take the microbatches in rounds, each round chunk by chunk; all of them have the same rounds.
 /// With `is_split` and times of I and W, backwards are split if that does not make the step slower. The lists never
-/// deadlock. If `holding` allows the lists of 1F1B, the answer is never slower than these; if backwards are split, the same
-/// holds for zero-bubble. The same arguments give the same lists on any machine.
+/// deadlock. If `holding` allows the lists of 1F1B (interleaved, where ranks have several chunks), the answer is never slower
+/// than these; if backwards are split, the same holds for zero-bubble, which is for one stage a rank. The same arguments give the same lists on any machine.
 ///
 /// *Complexity*: O(`effort` x log) and at least one pass of O(n log n) for n actions. `effort` is the number of actions that
 /// may be placed over all passes; some ten million are placed in a second.
 ///
 /// # Errors
 /// [`SimError::Unsound`] with every violation of `input` and `holding`, for example a microbatch that takes more on a rank
-/// than the rank may hold, or interleaved stages. [`SimError::Overflow`].
+/// than the rank may hold, or a colocated layout. [`SimError::Overflow`].
 ///
 /// # References
 /// Serial schedule generation with priority rules: Kolisch, 1996, DOI 10.1016/0377-2217(95)00357-6.
@@ -142,32 +184,34 @@ pub fn data_aware_within(
         return Err(SimError::Unsound { subject: "the step", violations });
     }
     let is_split = is_split && input.has_split();
-    let (wired, feeds) = (input.wired_rows(), input.boundary());
-    let work =
-        Work { step: input, rows: &wired, feeds: &feeds, held: &holding.held, cap: &holding.cap, is_split };
+    let (wired, feeds, ranks) = (input.wired_rows(), input.boundary(), rank_rows(input));
+    let (held, cap) = (&holding.held, &holding.cap);
+    let work = Work { step: input, rows: &wired, ranks: &ranks, feeds: &feeds, held, cap, is_split };
     let useful_all = |lists: Vec<Vec<Action>>| -> Vec<Vec<Action>> {
-        lists.into_iter().enumerate().map(|(rank, list)| useful(list, rank, input, &wired[rank])).collect()
+        (0..).map(Rank).zip(lists).map(|(rank, list)| useful(list, rank, input, &wired)).collect()
     };
     // If the times of the step overflow when they are added up, the simulator refuses the step here, before any pass.
     let mut ordered = Vec::new();
     let orders = [PipelineOrder::OneFOneB, PipelineOrder::ZeroBubble];
-    for order in orders.into_iter().take(if is_split { 2 } else { 1 }) {
+    let has_zero_bubble = is_split && !input.layout.is_interleaved();
+    for order in orders.into_iter().take(if has_zero_bubble { 2 } else { 1 }) {
         let step = StepInput { order, ..input.clone() };
         let mut simulator = Simulator::new(&step)?;
         let lists: Vec<Vec<Action>> =
             (0..step.layout.num_ranks()).filter_map(|rank| step.actions(Rank(rank))).collect();
-        if holding.allows(&lists) {
+        if holding.allows(input, &lists) {
             let lists = if is_split { useful_all(lists) } else { lists };
             ordered.push((simulator.makespan_ns(), lists));
         }
     }
     let made = search(&work, effort);
-    let mut written: Vec<Vec<Action>> = made.iter().zip(&wired).map(|(list, row)| write(list, row)).collect();
+    let mut written: Vec<Vec<Action>> =
+        made.iter().zip(&ranks).map(|(list, of)| write(list, *of, &wired)).collect();
     let mut others = ordered;
     if is_split {
         written = useful_all(written);
-        let join = |(rank, list): (usize, &Vec<Action>)| join(list, rank, input);
-        let whole: Vec<Vec<Action>> = written.iter().enumerate().map(join).collect();
+        let join = |(rank, list): (Rank, &Vec<Action>)| join(list, rank, input);
+        let whole: Vec<Vec<Action>> = (0..).map(Rank).zip(&written).map(join).collect();
         others.push((Simulator::with_lists(input, &whole)?.makespan_ns(), whole));
     }
     let mut best = (Simulator::with_lists(input, &written)?.makespan_ns(), written);
@@ -213,8 +257,24 @@ pub fn simulate_pipeline(durations: &Durations) -> Result<Timeline, SimError> {
     Ok(if in_order.makespan_ns <= listed.makespan_ns { in_order } else { listed })
 }
 
-fn write(list: &[(ActionKind, u32)], row: &WiredRow) -> Vec<Action> {
-    list.iter().map(|&(kind, microbatch)| Action { stage: row.stage, kind, microbatch }).collect()
+/// The rows of each rank. The input has been checked and is not colocated.
+fn rank_rows(input: &StepInput) -> Vec<RankRows> {
+    let layout = &input.layout;
+    let of = |rank| {
+        let mut rows = layout.stages(rank).map(|stage| input.row(rank, stage));
+        let first = rows.next().unwrap_or(0);
+        let at = layout.coordinates(rank).map_or(0, |at| at.stage.0);
+        let component = usize::from(at >= layout.encoder.pp);
+        RankRows { first, stride: rows.next().map_or(0, |next| next - first), component }
+    };
+    (0..layout.num_ranks()).map(Rank).map(of).collect()
+}
+
+fn write(list: &Listed, of: RankRows, rows: &[WiredRow]) -> Vec<Action> {
+    let stage = |chunk: u32| rows[of.first + chunk as usize * of.stride].stage;
+    list.iter()
+        .map(|&(kind, turn)| Action { stage: stage(turn.chunk), kind, microbatch: turn.microbatch })
+        .collect()
 }
 
 /// The list without I and W that take no time. The other half of such a backward becomes one B. No action ends later by
@@ -225,17 +285,19 @@ fn write(list: &[(ActionKind, u32)], row: &WiredRow) -> Vec<Action> {
 /// I takes no time in all microbatches, and no rank waits for its output         B takes the place of W
 /// ```
 ///
-/// If I takes time in some microbatch of a rank, all its I stay. Otherwise the B of some microbatches would come where their
+/// If I takes time in some microbatch of a stage, all its I stay. Otherwise the B of some microbatches would come where their
 /// W was, and this rank would run backwards in another order than the rank after it.
-fn useful(list: Vec<Action>, rank: usize, step: &StepInput, row: &WiredRow) -> Vec<Action> {
-    let (backward_ns, input_ns, weight_ns) =
-        (&step.backward_ns[rank], &step.input_ns[rank], &step.weight_ns[rank]);
-    let has_no_input = row.forward == Source::Nothing
-        && input_ns.iter().all(|&ns| ns == 0)
-        && backward_ns.iter().zip(weight_ns).all(|(backward_ns, weight_ns)| backward_ns <= weight_ns);
+fn useful(list: Vec<Action>, rank: Rank, step: &StepInput, rows: &[WiredRow]) -> Vec<Action> {
     let mut left = Vec::with_capacity(list.len());
+    // Only a first stage has no input, and its rank has no other stage: chunks are of the LLM backbone.
+    let first = list.first().map_or(0, |action| step.row(rank, action.stage));
+    let has_no_input = rows.get(first).is_some_and(|row| row.forward == Source::Nothing)
+        && step.input_ns[first].iter().all(|&ns| ns == 0)
+        && step.backward_ns[first].iter().zip(&step.weight_ns[first]).all(|(whole, weight)| whole <= weight);
     for action in list {
-        let j = action.microbatch as usize;
+        let (row, j) = (step.row(rank, action.stage), action.microbatch as usize);
+        let (backward_ns, input_ns, weight_ns) =
+            (&step.backward_ns[row], &step.input_ns[row], &step.weight_ns[row]);
         let has_no_weight = !has_no_input && weight_ns[j] == 0 && backward_ns[j] <= input_ns[j];
         let whole = Action { kind: ActionKind::B, ..action };
         match action.kind {
@@ -250,15 +312,15 @@ fn useful(list: Vec<Action>, rank: usize, step: &StepInput, row: &WiredRow) -> V
 }
 
 /// The list in which an I directly followed by its own W becomes one B, if B takes no longer than the two.
-fn join(list: &[Action], rank: usize, step: &StepInput) -> Vec<Action> {
+fn join(list: &[Action], rank: Rank, step: &StepInput) -> Vec<Action> {
     let mut joined: Vec<Action> = Vec::with_capacity(list.len());
     for &action in list {
-        let j = action.microbatch as usize;
+        let (row, j) = (step.row(rank, action.stage), action.microbatch as usize);
         let is_own = |half: &&mut Action| {
-            let halves_ns = step.input_ns[rank][j].saturating_add(step.weight_ns[rank][j]);
+            let halves_ns = step.input_ns[row][j].saturating_add(step.weight_ns[row][j]);
             half.kind == ActionKind::I
-                && half.microbatch as usize == j
-                && step.backward_ns[rank][j] <= halves_ns
+                && (half.stage, half.microbatch) == (action.stage, action.microbatch)
+                && step.backward_ns[row][j] <= halves_ns
         };
         match joined.last_mut().filter(|_| action.kind == ActionKind::W).filter(is_own) {
             Some(half) => half.kind = ActionKind::B,
@@ -266,114 +328,4 @@ fn join(list: &[Action], rank: usize, step: &StepInput) -> Vec<Action> {
         }
     }
     joined
-}
-
-/// Rules in the order in which they are tried.
-///
-/// They were chosen out of 72 combinations, with 4 to 16 stages and 8 to 64 microbatches (`examples/ratios.rs`): one of
-/// these always gave the best list, or one within 0.1 % of it. Mostly it was the first rule.
-fn rules(is_split: bool) -> Vec<Rule> {
-    let rule = |is_forward_first, makes_room, wait_permille, delay_permille| Rule {
-        is_forward_first,
-        makes_room,
-        wait_permille,
-        delay_permille,
-    };
-    if is_split {
-        vec![
-            rule(true, false, 0, 1000),
-            rule(true, true, 0, 1000),
-            rule(true, false, 0, 300),
-            rule(false, false, 0, 300),
-            rule(true, true, 0, 0),
-            rule(true, true, 300, 0),
-        ]
-    } else {
-        vec![rule(true, false, 0, 0), rule(false, false, 0, 0), rule(true, false, 300, 0)]
-    }
-}
-
-/// The best that a search has found.
-struct Found {
-    makespan_ns: u64,
-    rule: Rule,
-    order: Vec<u32>,
-    lists: Vec<Listed>,
-}
-
-/// The best lists that were found: every rule is tried on some orders, then the best rule on orders with microbatches
-/// moved.
-fn search(work: &Work, effort: usize) -> Vec<Listed> {
-    let m = work.num_microbatches();
-    let of_pass = (work.rows.len() * m * if work.is_split { 3 } else { 2 }).max(1);
-    let num_passes = (effort / of_pass).max(1);
-    let mut pass = Pass::default();
-    let mut best: Option<Found> = None;
-    let mut attempt = |rule: Rule, order: &[u32], best: &mut Option<Found>| {
-        let makespan_ns = pass.run(work, order, rule);
-        if best.as_ref().is_none_or(|best| makespan_ns < best.makespan_ns) {
-            *best = Some(Found { makespan_ns, rule, order: order.to_vec(), lists: pass.lists.clone() });
-        }
-        makespan_ns
-    };
-    let (rules, orders) = (rules(work.is_split), orders(work));
-    let combined = orders.iter().flat_map(|order| rules.iter().map(move |&rule| (rule, order)));
-    for (rule, order) in combined.take(num_passes) {
-        attempt(rule, order, &mut best);
-    }
-    let num_left = num_passes.saturating_sub(rules.len() * orders.len());
-    if let Some((rule, mut order, mut standing_ns)) =
-        best.as_ref().filter(|_| m > 1).map(|best| (best.rule, best.order.clone(), best.makespan_ns))
-    {
-        let mut random = SplitMix64(0);
-        let mut tried = Vec::with_capacity(m);
-        for _ in 0..num_left {
-            let (a, b) = (random.below(m), random.below(m));
-            tried.clone_from(&order);
-            if random.below(2) == 0 {
-                tried.swap(a, b);
-            } else {
-                let moved = tried.remove(a);
-                tried.insert(b, moved);
-            }
-            let makespan_ns = attempt(rule, &tried, &mut best);
-            // An equally good order is taken too: the search can so leave a plateau.
-            if makespan_ns <= standing_ns {
-                standing_ns = makespan_ns;
-                std::mem::swap(&mut order, &mut tried);
-            }
-        }
-    }
-    best.map(|best| best.lists).unwrap_or_default()
-}
-
-/// Numbers that are the same on every machine: Steele, Lea and Flood, 2014, DOI 10.1145/2660193.2660195.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    /// A number below `end`.
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % end as u64) as usize
-    }
-}
-
-/// Orders of the microbatches with which the search begins: the given one, and orders with short microbatches at both ends,
-/// where the pipeline fills and drains.
-fn orders(work: &Work) -> Vec<Vec<u32>> {
-    let given: Vec<u32> = (0..work.step.num_microbatches).collect();
-    let load = |j: &u32| -> u128 {
-        let rows = work.step.forward_ns.iter().chain(&work.step.backward_ns);
-        rows.map(|row| u128::from(row[*j as usize])).sum()
-    };
-    let mut ascending = given.clone();
-    ascending.sort_by_cached_key(load);
-    let (mut front, mut back) = (Vec::new(), Vec::new());
-    for (at, &j) in ascending.iter().enumerate() {
-        if at % 2 == 0 { front.push(j) } else { back.push(j) }
-    }
-    front.extend(back.into_iter().rev());
-    vec![given, front]
 }

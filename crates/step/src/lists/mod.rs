@@ -2,6 +2,8 @@
 
 mod greedy;
 mod making;
+mod search;
+mod turns;
 pub(crate) mod within;
 
 pub use making::{EFFORT, Holding, data_aware, data_aware_within, simulate_pipeline};

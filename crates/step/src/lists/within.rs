@@ -3,6 +3,7 @@
 use crate::arm::{Arm, Method};
 use crate::error::StepError;
 use crate::judge::{peaks, predict};
+use crate::lists::making::in_flight;
 use crate::lists::{Holding, data_aware_within};
 use crate::place::search::Effort;
 use crate::scheduler::StepScheduler;
@@ -22,21 +23,20 @@ impl StepScheduler {
     /// schedule stays as it is.
     ///
     /// An arm that runs ahead fills the memory budget; without a budget nothing limits its forwards. Any other arm
-    /// has no more microbatches in flight than 1F1B. Only [`Method::Aware`] splits the backward. Interleaved stages keep
-    /// the lists of their pipeline order under every arm.
+    /// has no more microbatches in flight than 1F1B, interleaved where ranks hold several chunks. Only [`Method::Aware`] splits
+    /// the backward.
     pub(crate) fn listed(&self, schedule: Schedule, arm: Arm) -> Result<Schedule, StepError> {
         let is_free = arm.method == Method::Aware && self.settings.pipeline_order == PipelineOrder::DataAware;
-        if self.settings.layout.is_interleaved() || !is_free && !arm.is_ahead {
+        if !is_free && !arm.is_ahead {
             return Ok(schedule);
         }
         let is_split = is_free && self.model.has_split();
         let input = self.input_of(&schedule);
         let making =
             Making { input: &input, is_split, effort: Effort::of_step(schedule.predicted_makespan_ns) };
-        let p = self.settings.layout.num_stages();
-        let mut holdings = vec![self.counted(|stage| p - stage)];
+        let mut holdings = vec![self.counted(|rank| self.in_flight(rank))];
         if arm.is_ahead && self.settings.memory_budget_bytes.is_none() {
-            holdings.push(self.counted(|_| u32::MAX));
+            holdings.push(self.counted(|_| u64::MAX));
         }
         let mut best = schedule;
         for holding in &holdings {
@@ -63,12 +63,18 @@ impl StepScheduler {
     ) -> Result<Option<Schedule>, StepError> {
         let Some(budget) = self.settings.memory_budget_bytes else { return Ok(None) };
         let (held, fixed) = peaks::alone_bytes(self, schedule, making.is_split);
+        let (layout, m) = (self.settings.layout, self.settings.num_microbatches as usize);
+        // The largest microbatch of a rank, over all its chunks.
+        let most = |rank: Rank| {
+            let rows = || layout.stages(rank).map(|stage| making.input.row(rank, stage));
+            let of = |j: usize| rows().fold(0_u64, |sum, row| sum.saturating_add(held[row][j]));
+            (0..m).map(of).max().unwrap_or(0)
+        };
+        let most: Vec<u64> = (0..layout.num_ranks()).map(|rank| most(Rank(rank))).collect();
         for eighths in FILLED_EIGHTHS {
-            let cap_of = |(held, fixed): (&Vec<u64>, &u64)| {
-                let most = held.iter().copied().max().unwrap_or(0);
-                (budget.saturating_sub(*fixed) / 8 * eighths).max(most)
-            };
-            let cap = held.iter().zip(&fixed).map(cap_of).collect();
+            let cap_of =
+                |(&most, fixed): (&u64, &u64)| (budget.saturating_sub(*fixed) / 8 * eighths).max(most);
+            let cap = most.iter().zip(&fixed).map(cap_of).collect();
             let listed = making.lists(schedule, &Holding { held: held.clone(), cap })?;
             if self.check_memory(&listed).is_ok() {
                 return Ok(Some(listed));
@@ -82,12 +88,25 @@ impl StepScheduler {
         predict::predict(self, &schedule.llm, &schedule.encoder, self.settings.pipeline_order).input
     }
 
-    /// A limit on the number of microbatches in flight: `most` gives it for each stage.
-    fn counted(&self, most: impl Fn(u32) -> u32) -> Holding {
+    /// A limit on the number of microbatches in flight: `most` gives it for each rank. Each chunk of a rank counts.
+    fn counted(&self, most: impl Fn(Rank) -> u64) -> Holding {
         let (layout, m) = (self.settings.layout, self.settings.num_microbatches);
-        let stage = |rank| layout.coordinates(Rank(rank)).map_or(0, |at| at.stage.0);
-        let cap = (0..layout.num_ranks()).map(|rank| u64::from(most(stage(rank)).clamp(1, m))).collect();
-        Holding { held: vec![vec![1; m as usize]; layout.num_ranks() as usize], cap }
+        let cap = |rank| {
+            let chunks = layout.stages(rank).count() as u64;
+            most(rank).clamp(chunks, chunks * u64::from(m))
+        };
+        let cap = (0..layout.num_ranks()).map(|rank| cap(Rank(rank))).collect();
+        Holding { held: vec![vec![1; m as usize]; layout.num_rows() as usize], cap }
+    }
+
+    /// The most microbatches that a rank has in flight under 1F1B; if it holds several chunks, microbatches of chunks under
+    /// interleaved 1F1B.
+    fn in_flight(&self, rank: Rank) -> u64 {
+        let (layout, m) = (self.settings.layout, self.settings.num_microbatches);
+        if layout.is_interleaved() {
+            return in_flight(&layout, PipelineOrder::OneFOneB, rank, m).unwrap_or(1);
+        }
+        u64::from(layout.num_stages() - layout.coordinates(rank).map_or(0, |at| at.stage.0))
     }
 }
 
