@@ -136,8 +136,9 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) sampled_batches: Option<u32>,
     /// Rank plans by the mean step over the sampled batches, or by the 95th percentile: of fewer than 20 batches the slowest
-    #[arg(long, value_name = "mean|p95", default_value = "mean")]
-    pub(crate) objective: Objective,
+    /// [default: `plan.objective` of the configuration, mean]
+    #[arg(long, value_name = "mean|p95")]
+    pub(crate) objective: Option<Objective>,
     /// Look at a part of the candidates only, for example `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
     ///
     /// Fields: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave (chunks of layers on each pipeline rank), colocated

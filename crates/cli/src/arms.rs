@@ -85,11 +85,10 @@ impl ArmSummary {
             "what the others are held against".to_owned()
         } else {
             format!(
-                "{} as {} (95 % interval {:.3} to {:.3})",
+                "{} as {} (95 % interval {})",
                 speed(self.ratio),
                 self.against,
-                self.ratio_low,
-                self.ratio_high
+                number::ratios(self.ratio_low, self.ratio_high)
             )
         };
         format!("{}, {speed}, idle {}", number::ms(self.step_ms), percent(self.idle_ratio))

@@ -174,17 +174,16 @@ impl Comparison {
         };
         let plain = self.plain.as_ref().map_or_else(String::new, |plain| {
             format!(
-                " Without running ahead, `aware` takes {} and arrival order {}: {} (95 % interval {:.3} to {:.3}).",
+                " Without running ahead, `aware` takes {} and arrival order {}: {} (95 % interval {}).",
                 number::ms(plain.step_ms_aware),
                 number::ms(plain.step_ms_blind),
                 speed(plain.ratio),
-                plain.ratio_low,
-                plain.ratio_high
+                number::ratios(plain.ratio_low, plain.ratio_high)
             )
         });
         format!(
             "On {} ranks and {} global batches, a data-aware step (`{}`) takes {} where the fastest baseline (`{}`) takes \
-             {}: {verdict} (95 % interval {:.3} to {:.3}), idle time {} instead of {}.{plain} \
+             {}: {verdict} (95 % interval {}), idle time {} instead of {}.{plain} \
              The step time was predicted within {} (median; 95th percentile {}){corrected}.",
             self.ranks,
             self.steps,
@@ -192,8 +191,7 @@ impl Comparison {
             number::ms(best.step_ms_ours),
             best.baseline,
             number::ms(best.step_ms_baseline),
-            best.ratio_low,
-            best.ratio_high,
+            number::ratios(best.ratio_low, best.ratio_high),
             percent(best.idle_ratio_ours),
             percent(best.idle_ratio_baseline),
             percent(self.prediction_error_median),

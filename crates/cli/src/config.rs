@@ -8,6 +8,7 @@ mod data;
 mod error;
 mod evaluation;
 mod model;
+mod plan;
 mod section;
 mod train;
 
@@ -19,6 +20,7 @@ use data::{beside, data_section};
 use dflop_data::DataError;
 use dflop_data::profile::{OnBadSample, OnChangedMedia, ProfileSettings};
 use dflop_data::yaml;
+use dflop_plan::Objective;
 use dflop_step::GiantRule;
 use dflop_types::{Cluster, MadeFrom, Recipe, Trained, artifact};
 pub use error::{ConfigError, ConfigProblem};
@@ -26,6 +28,8 @@ pub use evaluation::EvaluationSection;
 use evaluation::evaluation_section;
 pub use model::ModelSection;
 use model::model_section;
+pub use plan::PlanSection;
+use plan::plan_section;
 use saphyr::MarkedYaml;
 use section::Section;
 use serde::Serialize;
@@ -53,6 +57,8 @@ pub struct Config {
     pub checkpoint: CheckpointSection,
     /// Evaluation.
     pub evaluation: EvaluationSection,
+    /// The search for a plan.
+    pub plan: PlanSection,
 }
 
 /// `checkpoint:`
@@ -73,6 +79,12 @@ impl Config {
             llm_tokens_max: self.train.giant_llm_tokens,
             steps_max: self.train.giant_steps_max,
         }
+    }
+
+    /// What plans are ranked by.
+    pub fn objective(&self) -> Objective {
+        // It was checked when the file was read.
+        self.plan.objective.parse().unwrap_or_default()
     }
 
     /// What trains.
@@ -253,6 +265,11 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
     let mut section = Section::new("evaluation", text, node, top.problems);
     let evaluation = evaluation_section(&mut section, |name| beside(&directory, name));
     section.finish();
+
+    let node = top.child("plan");
+    let mut section = Section::new("plan", text, node, top.problems);
+    let plan = plan_section(&mut section);
+    section.finish();
     top.finish();
 
     if scope == Scope::Plan {
@@ -267,7 +284,7 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
         problems.retain(|problem| !(problem.is_missing && is_other(&problem.field)));
     }
     if problems.is_empty() {
-        Ok(Config { directory, model, data, cluster, train, checkpoint, evaluation })
+        Ok(Config { directory, model, data, cluster, train, checkpoint, evaluation, plan })
     } else {
         problems.sort_by_key(|problem| problem.line);
         Err(ConfigError::Unsound { path: path.to_owned(), problems })
@@ -384,6 +401,17 @@ mod tests {
         let expected =
             "train.recipe: recipe `some`, must be one of: full, projector, frozen-encoder, frozen-llm, lora";
         assert!(trained("recipe: some").unwrap_err().contains(expected));
+    }
+
+    #[test]
+    fn plans_are_ranked_by_the_mean_unless_the_file_says_otherwise() {
+        let objective = |more: &str| {
+            parse(Path::new("dflop.yaml"), &format!("{GOOD}{more}")).map(|config| config.objective())
+        };
+        assert_eq!(objective("").unwrap(), Objective::Mean);
+        assert_eq!(objective("plan: {objective: p95}\n").unwrap(), Objective::P95);
+        let error = objective("plan: {objective: p99}\n").unwrap_err().to_string();
+        assert!(error.contains("line 5: plan.objective: `p99`, must be one of: mean, p95"), "{error}");
     }
 
     #[test]

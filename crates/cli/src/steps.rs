@@ -1,8 +1,8 @@
 //! The steps of a run, whatever their arm: how long they took beside what was predicted, and what they waited for schedules.
 
 use crate::measured::StepMetrics;
-use dflop_types::counted;
 use dflop_types::statistics::quantile_of;
+use dflop_types::{counted, number};
 use serde::Serialize;
 
 /// What training waited for schedules, outside of its steps.
@@ -72,7 +72,8 @@ impl Steps {
         let over = self.over_predicted_median;
         ((over - 1.0).abs() > MISS_RATIO).then(|| {
             format!(
-                "the prediction missed: steps took {over:.2} times as long as predicted (median of {}); what was planned with it may not be the best plan",
+                "the prediction missed: steps took {} times as long as predicted (median of {}); what was planned with it may not be the best plan",
+                number::number(over),
                 counted(self.count as u64, "step")
             )
         })

@@ -15,7 +15,7 @@ use crate::search::{sampled_batches, work_bound_ns};
 use crate::space::Candidate;
 use dflop_cost::RankMemory;
 use dflop_step::{Arm, Method, StepError};
-use dflop_types::number::percent;
+use dflop_types::number::{self, percent, times};
 use dflop_types::{Rank, RankedPlan, Recompute, memory_size};
 use std::fmt::Write as _;
 
@@ -136,15 +136,14 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
 impl Detail {
     /// The detail for people. Ends with a line end.
     pub fn words(&self) -> String {
-        let ms = |ns: u64| format!("{:.1}", ns as f64 / 1e6);
         let whole = self.step_ns.max(1) as f64;
         let mut text = format!(
-            "\nwhere {} ms go (longest of these steps {} ms)\n",
-            ms(self.step_ns),
-            ms(self.step_ns_max)
+            "\nwhere {} go (longest of these steps {})\n",
+            number::ns(self.step_ns),
+            number::ns(self.step_ns_max)
         );
         for (name, ns) in self.time_ns.iter().filter(|(_, ns)| *ns > 0) {
-            let _ = writeln!(text, "  {:>8} ms  {:>6}  {name}", ms(*ns), percent(*ns as f64 / whole));
+            let _ = writeln!(text, "  {:>11}  {:>6}  {name}", number::ns(*ns), percent(*ns as f64 / whole));
         }
         let bytes: u64 = self.memory.iter().map(|(_, bytes)| bytes).sum();
         let _ =
@@ -155,8 +154,10 @@ impl Detail {
         text.push_str("\nthe same layout with less of the scheduler\n");
         for (name, ns) in &self.without {
             let _ = match ns {
-                Some(ns) => writeln!(text, "  {:>8} ms  x{:.3}  {name}", ms(*ns), *ns as f64 / whole),
-                None => writeln!(text, "  {:>8}     does not fit  {name}", "-"),
+                Some(ns) => {
+                    writeln!(text, "  {:>11}  {:>6}  {name}", number::ns(*ns), times(*ns as f64 / whole))
+                }
+                None => writeln!(text, "  {:>11}  does not fit  {name}", number::NONE),
             };
         }
         text

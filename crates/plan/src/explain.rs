@@ -4,16 +4,12 @@ use crate::objective::Objective;
 use crate::only::recompute_name;
 use crate::outcome::{Outcome, StopReason};
 use crate::rivals::Rival;
-use dflop_types::number::percent;
+use dflop_types::number::{self, ms_alone, percent, times};
 use dflop_types::{
     Layout, ModelProfile, Plan, RankedPlan, Recompute, Rejection, SearchedSpace, WayPrediction, Zero,
     counted, memory_size,
 };
 use std::fmt::Write as _;
-
-fn ms(ns: u64) -> String {
-    format!("{:.1}", ns as f64 / 1e6)
-}
 
 /// The layout of a plan in words: the degrees that are not always 1, and what is recomputed, if anything is.
 fn degrees(plan: &RankedPlan) -> String {
@@ -53,8 +49,8 @@ pub fn explain(outcome: &Outcome) -> String {
             if let (Objective::P95, Some(ns)) = (outcome.objective, outcome.step_ns_p95(best)) {
                 let _ = writeln!(
                     text,
-                    "  p95     {} ms, which plans are ranked by{}",
-                    ms(ns),
+                    "  p95     {}, which plans are ranked by{}",
+                    number::ns(ns),
                     longest_words(outcome)
                 );
             }
@@ -65,6 +61,7 @@ pub fn explain(outcome: &Outcome) -> String {
             }
             if !runners_up.is_empty() {
                 table(&mut text, &outcome.ranked);
+                slower_than_a_baseline(&mut text, &outcome.ways, runners_up);
             }
             let num_others = outcome.num_candidates - outcome.ranked.len() as u64;
             if num_others > 0 {
@@ -72,6 +69,7 @@ pub fn explain(outcome: &Outcome) -> String {
                 reasons(&mut text, outcome);
             }
             let notes = outcome.caveats.notes(&best.prediction);
+            let notes: Vec<String> = few_samples(outcome).into_iter().chain(notes).collect();
             if !notes.is_empty() {
                 text.push('\n');
             }
@@ -81,6 +79,17 @@ pub fn explain(outcome: &Outcome) -> String {
         }
     }
     text
+}
+
+/// That there are more ranks than samples of a step, so that they cannot all work on samples of their own.
+fn few_samples(outcome: &Outcome) -> Option<String> {
+    (outcome.num_samples < outcome.num_ranks).then(|| {
+        format!(
+            "a step has {}, fewer than the {}: a larger `train.global_batch_size` uses them better",
+            counted(outcome.num_samples.into(), "sample"),
+            counted(outcome.num_ranks.into(), "rank")
+        )
+    })
 }
 
 /// What the percentile is of few batches.
@@ -111,12 +120,15 @@ fn not_chosen(text: &mut String, num_others: u64, num_candidates: u64) {
 pub fn describe(plan: &Plan) -> String {
     let mut text = String::new();
     let budget = plan.searched.as_ref().map(budget_words);
-    choice(&mut text, &plan.best, plan.num_sampled_batches, plan.global_batch_size, budget.as_deref());
+    let num_samples =
+        plan.searched.and_then(|searched| searched.num_samples).unwrap_or(plan.global_batch_size);
+    choice(&mut text, &plan.best, plan.num_sampled_batches, num_samples, budget.as_deref());
     others(&mut text, &plan.ways, &plan.best);
     if !plan.runners_up.is_empty() {
         let ranked: Vec<RankedPlan> =
             std::iter::once(plan.best).chain(plan.runners_up.iter().copied()).collect();
         table(&mut text, &ranked);
+        slower_than_a_baseline(&mut text, &plan.ways, &plan.runners_up);
     }
     let num_chosen = 1 + plan.runners_up.len() as u64;
     match plan.searched {
@@ -149,14 +161,14 @@ fn choice(
         let _ = writeln!(text, "plan: {}", best.in_words());
     }
     let interval = if num_sampled_batches > 1 {
-        format!(" +- {} ms (95 %)", ms(prediction.step_ns_half_width))
+        format!(" +- {} (95 %)", number::ns(prediction.step_ns_half_width))
     } else {
         String::new()
     };
     let _ = writeln!(
         text,
-        "  step    {} ms{interval}, idle {}, over {} of {}",
-        ms(prediction.step_ns_mean),
+        "  step    {}{interval}, idle {}, over {} of {}",
+        number::ns(prediction.step_ns_mean),
         percent(prediction.bubble_ratio),
         counted(num_sampled_batches.into(), "sampled global batch").replace("batchs", "batches"),
         counted(num_samples.into(), "sample"),
@@ -181,8 +193,8 @@ fn others(text: &mut String, ways: &[WayPrediction], best: &RankedPlan) {
     let own_ns = best.prediction.step_ns_mean.max(1) as f64;
     let row = |way: &WayPrediction| {
         let (step, over) = match (way.step_ns_mean, &way.refusal) {
-            (Some(ns), _) => (ms(ns), format!("x{:.3}", ns as f64 / own_ns)),
-            _ => ("-".to_owned(), "-".to_owned()),
+            (Some(ns), _) => (ms_alone(ns), times(ns as f64 / own_ns)),
+            _ => (number::NONE.to_owned(), number::NONE.to_owned()),
         };
         let kind = if way.is_baseline { "baseline" } else { "dflop" };
         vec![way.way.clone(), kind.to_owned(), step, over, way.num_microbatches.to_string()]
@@ -204,10 +216,11 @@ pub fn gain(ways: &[WayPrediction], best: &RankedPlan) -> String {
     let over = |ns: u64| baseline_ns as f64 / ns.max(1) as f64;
     let own = over(best.prediction.step_ns_mean);
     let ahead = ways.iter().find(|way| way.way == "aware-ahead").and_then(|way| way.step_ns_mean);
-    let ahead =
-        ahead.map_or_else(String::new, |ns| format!("; with `train.schedule: aware-ahead` x{:.3}", over(ns)));
+    let ahead = ahead
+        .map_or_else(String::new, |ns| format!("; with `train.schedule: aware-ahead` {}", times(over(ns))));
     let verdict = if own > 1.0 { "gain" } else { "no gain" };
-    format!("{verdict}: x{own:.3} over the best baseline that can run, {}{ahead}", baseline.way)
+    let own = times(own);
+    format!("{verdict}: {own} over the best baseline that can run, {}{ahead}", baseline.way)
 }
 
 fn table(text: &mut String, ranked: &[RankedPlan]) {
@@ -221,8 +234,8 @@ fn table(text: &mut String, ranked: &[RankedPlan]) {
         .map(|(place, plan)| {
             vec![
                 place.to_string(),
-                ms(plan.prediction.step_ns_mean),
-                ms(plan.prediction.step_ns_half_width),
+                ms_alone(plan.prediction.step_ns_mean),
+                ms_alone(plan.prediction.step_ns_half_width),
                 percent(plan.prediction.bubble_ratio),
                 plan.layout.encoder.dp.to_string(),
                 plan.layout.llm.pp.to_string(),
@@ -234,6 +247,17 @@ fn table(text: &mut String, ranked: &[RankedPlan]) {
     lines(text, &header, 0, &rows);
 }
 
+/// How many of the runners-up take longer than the best baseline: it does not have their layouts, but the plan's.
+fn slower_than_a_baseline(text: &mut String, ways: &[WayPrediction], runners_up: &[RankedPlan]) {
+    let Some((baseline, ns)) = WayPrediction::best_baseline(ways) else { return };
+    let num_slower = runners_up.iter().filter(|plan| plan.prediction.step_ns_mean > ns).count();
+    if num_slower > 0 {
+        let all = counted(runners_up.len() as u64, "runner-up").replace("runner-ups", "runners-up");
+        let _ =
+            writeln!(text, "  {num_slower} of {all} slower than the best baseline above, {}", baseline.way);
+    }
+}
+
 /// The table of plans if not all of them are plain pipelines: layouts are in words.
 fn mixed_table(text: &mut String, ranked: &[RankedPlan]) {
     let header = ["layout", "step ms", "+- ms", "idle", "memory", "microbatches"];
@@ -243,8 +267,8 @@ fn mixed_table(text: &mut String, ranked: &[RankedPlan]) {
         let at_most = if plan.layout.is_colocated() { "<= " } else { "" };
         vec![
             degrees(plan),
-            ms(prediction.step_ns_mean),
-            ms(prediction.step_ns_half_width),
+            ms_alone(prediction.step_ns_mean),
+            ms_alone(prediction.step_ns_half_width),
             percent(prediction.bubble_ratio),
             memory_size(most),
             format!("{at_most}{}", plan.num_microbatches),
@@ -263,11 +287,13 @@ fn versus(text: &mut String, rivals: &[Rival], best: &RankedPlan) {
         Some(ns) => vec![
             rival.name.to_owned(),
             rival.layout.clone(),
-            ms(ns),
-            format!("x{:.3}", ns as f64 / own_ns),
+            ms_alone(ns),
+            times(ns as f64 / own_ns),
             rival.num_microbatches.to_string(),
         ],
-        None => [rival.name, "does not fit", "-", "-", "-"].map(str::to_owned).to_vec(),
+        None => {
+            [rival.name, "does not fit", number::NONE, number::NONE, number::NONE].map(str::to_owned).to_vec()
+        }
     };
     let header = ["", "layout", "step ms", "over the plan", "microbatches"];
     lines(text, &header, 2, &rivals.iter().map(row).collect::<Vec<_>>());
@@ -276,7 +302,7 @@ fn versus(text: &mut String, rivals: &[Rival], best: &RankedPlan) {
         of_others.filter_map(|rival| Some((rival.name, rival.step_ns_mean?))).min_by_key(|(_, ns)| *ns);
     let _ = match fastest {
         Some((name, ns)) => {
-            writeln!(text, "  x{:.3} over the best of other people's, {name}", ns as f64 / own_ns)
+            writeln!(text, "  {} over the best of other people's, {name}", times(ns as f64 / own_ns))
         }
         None => writeln!(text, "  nothing of other people's fits"),
     };
@@ -311,7 +337,7 @@ fn reasons(text: &mut String, outcome: &Outcome) {
         _ => None,
     };
     let cause = |rejection: &Rejection| match mend(rejection) {
-        Some(mend) => format!("{rejection}; {} fits: {} ms", mend.words, ms(mend.step_ns)),
+        Some(mend) => format!("{rejection}; {} fits: {}", mend.words, number::ns(mend.step_ns)),
         None => rejection.to_string(),
     };
     let mut others: Vec<(u64, String)> =

@@ -4,7 +4,7 @@ use crate::error::PlanError;
 use crate::input::SearchInput;
 use crate::outcome::Outcome;
 use crate::search::search;
-use dflop_types::number::percent;
+use dflop_types::number::{self, percent, times};
 use dflop_types::{Cluster, RankedPlan};
 use std::sync::Arc;
 
@@ -31,12 +31,12 @@ impl FewerRanks {
     /// A line of words, without a line end.
     pub fn words(&self) -> String {
         format!(
-            "fewer ranks: {} of {} give {} of the samples a second, x{:.2} as many of each rank: {:.1} ms, {}",
+            "fewer ranks: {} of {} give {} of the samples a second, {} as many of each rank: {}, {}",
             self.num_ranks,
             self.of_ranks,
             percent(self.speed_ratio),
-            self.speed_ratio * f64::from(self.of_ranks) / f64::from(self.num_ranks),
-            self.plan.prediction.step_ns_mean as f64 / 1e6,
+            times(self.speed_ratio * f64::from(self.of_ranks) / f64::from(self.num_ranks)),
+            number::ns(self.plan.prediction.step_ns_mean),
             self.plan.in_words(),
         )
     }

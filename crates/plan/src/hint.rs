@@ -1,42 +1,32 @@
 //! What to do if no plan fits: the limit that binds, and a value that would do.
 
 use crate::outcome::Outcome;
-use dflop_types::Rejection;
+use dflop_types::{Rejection, memory_size, thousands};
 
 impl Outcome {
     /// What to do if no plan fits, in words; `None` if there is a plan.
     ///
     /// It names the limit that binds. Candidates that were rejected for their memory or their tokens kept every other rule,
     /// so these limits are named before the rules. If another number of microbatches would fit, that is named before all.
+    /// [`crate::way_out`] looks further: at other candidates and at more ranks.
     pub fn hint(&self) -> Option<String> {
         if !self.ranked.is_empty() {
             return None;
         }
+        let nearest = self.nearest()?;
         if let (Some(count), Some(own)) = (self.fitting_num_microbatches, self.num_microbatches) {
             return Some(format!(
-                "`train.num_microbatches` is {own}: with {count} a plan fits; set it to that, or leave it out and `dflop plan` chooses"
+                "`train.num_microbatches` of {} and {} contradict each other: with {} microbatches a plan fits; set the first to that, or leave it out and `dflop plan` chooses",
+                thousands(own.into()),
+                self.limit(),
+                thousands(count.into())
             ));
         }
-        let binds = |rejection: &Rejection| match rejection {
-            Rejection::Memory { .. } | Rejection::BucketTokens { .. } => 0,
-            Rejection::TooFewSamples { .. } => 1,
-            Rejection::StagesExceedLayers { .. }
-            | Rejection::ChunksExceedLayers { .. }
-            | Rejection::TiedStages { .. }
-            | Rejection::GroupAcrossNodes { .. } => 2,
-            Rejection::Bound | Rejection::Estimate => 3,
-        };
-        // Rejections stand in order of their counts. So of several that bind equally, this finds the most frequent.
-        let nearest =
-            self.rejections.iter().map(|r| &r.rejection).min_by_key(|rejection| binds(rejection))?;
         match nearest {
-            Rejection::Memory { needed_bytes, .. } if !self.is_budget_given => Some(format!(
-                "give the cluster more ranks, or devices on which a rank may use {needed_bytes} bytes or more; \
-                 `cluster.memory_budget_bytes` says how many it may"
-            )),
-            Rejection::Memory { needed_bytes, .. } => Some(format!(
-                "raise `memory_budget_bytes` to {needed_bytes} or more, or give the cluster more ranks"
-            )),
+            Rejection::Memory { .. } if self.is_budget_given => {
+                Some(format!("{}, or give the cluster more ranks", self.more_memory()))
+            }
+            Rejection::Memory { .. } => Some(format!("give the cluster more ranks, or {}", self.more_memory())),
             Rejection::TooFewSamples { buckets, .. } if self.num_microbatches.is_some() => {
                 Some(format!("raise `global_batch_size` to {buckets} or more, or lower `num_microbatches`"))
             }
@@ -59,5 +49,90 @@ impl Outcome {
             )),
             Rejection::Bound | Rejection::Estimate => None,
         }
+    }
+
+    /// The rejection that comes nearest to fitting: of those for lack of memory the one with the fewest bytes, of others the
+    /// most frequent.
+    fn nearest(&self) -> Option<&Rejection> {
+        let binds = |rejection: &Rejection| match rejection {
+            Rejection::Memory { needed_bytes, .. } => (0, *needed_bytes),
+            Rejection::BucketTokens { .. } => (0, u64::MAX),
+            Rejection::TooFewSamples { .. } => (1, 0),
+            Rejection::StagesExceedLayers { .. }
+            | Rejection::ChunksExceedLayers { .. }
+            | Rejection::TiedStages { .. }
+            | Rejection::GroupAcrossNodes { .. } => (2, 0),
+            Rejection::Bound | Rejection::Estimate => (3, 0),
+        };
+        // Rejections stand in order of their counts, and of equals this finds the first.
+        self.rejections.iter().map(|r| &r.rejection).min_by_key(|rejection| binds(rejection))
+    }
+
+    /// Whether some candidate kept all rules but lacked memory.
+    pub(crate) fn lacks_memory(&self) -> bool {
+        matches!(self.nearest(), Some(Rejection::Memory { .. }))
+    }
+
+    /// The limit that the nearest candidate breaks, with its value.
+    pub(crate) fn limit(&self) -> String {
+        let of = |name: &str, value: u64| format!("`{name}` of {}", thousands(value));
+        match self.nearest() {
+            Some(Rejection::Memory { budget_bytes, .. }) => {
+                format!("the memory budget of {}", memory_size(*budget_bytes))
+            }
+            Some(Rejection::BucketTokens { bucket_tokens_max, .. }) => {
+                of("train.bucket_tokens_max", *bucket_tokens_max)
+            }
+            Some(Rejection::TooFewSamples { global_batch_size, .. }) => {
+                of("train.global_batch_size", (*global_batch_size).into())
+            }
+            Some(
+                Rejection::StagesExceedLayers { layers, .. } | Rejection::ChunksExceedLayers { layers, .. },
+            ) => format!("the model's {layers} layers"),
+            Some(Rejection::GroupAcrossNodes { ranks_per_node }) => {
+                of("cluster.ranks_per_node", (*ranks_per_node).into())
+            }
+            Some(Rejection::TiedStages { .. }) => {
+                "the model's head, which is tied to its embedding".to_owned()
+            }
+            Some(Rejection::Bound | Rejection::Estimate) | None => {
+                of("cluster.num_ranks", self.num_ranks.into())
+            }
+        }
+    }
+
+    /// How much more memory a rank would need at least, as an act.
+    pub(crate) fn more_memory(&self) -> String {
+        let Some(Rejection::Memory { needed_bytes, .. }) = self.nearest() else { return String::new() };
+        let (size, written) = (memory_size(*needed_bytes), written(*needed_bytes));
+        if self.is_budget_given {
+            format!("raise `cluster.memory_budget_bytes` to {written} ({size}) or more")
+        } else {
+            format!(
+                "take devices on which a rank may use {size} or more (`cluster.memory_budget_bytes: {written}` says that it may)"
+            )
+        }
+    }
+}
+
+/// Bytes as a person writes them in `dflop.yaml`, rounded up to a tenth of their unit: `35.2e9`.
+fn written(bytes: u64) -> String {
+    let (unit, exponent) = match bytes {
+        0..1_000_000 => return bytes.to_string(),
+        1_000_000..1_000_000_000 => (1_000_000, 6),
+        _ => (1_000_000_000, 9),
+    };
+    let tenths = bytes.div_ceil(unit / 10);
+    format!("{}.{}e{exponent}", tenths / 10, tenths % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_written_with_few_digits_and_never_too_few_bytes() {
+        let bytes = [999_999, 64_500_000, 64_500_001, 186_574_799_844, 1_000_000_000];
+        assert_eq!(bytes.map(written), ["999999", "64.5e6", "64.6e6", "186.6e9", "1.0e9"]);
     }
 }

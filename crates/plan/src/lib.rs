@@ -42,6 +42,7 @@ mod rough;
 mod run_memory;
 mod search;
 mod space;
+mod way_out;
 mod wide;
 
 pub use baseline::{compare, data_parallel_of, refusal};
@@ -61,3 +62,4 @@ pub use rivals::Rival;
 pub use run_memory::RunMemory;
 pub use search::search;
 pub use space::{Candidate, layouts};
+pub use way_out::{Change, WayOut, way_out};

@@ -106,6 +106,7 @@ impl Outcome {
             num_candidates: self.num_candidates,
             memory_budget_bytes: self.memory_budget_bytes,
             is_budget_given: self.is_budget_given,
+            num_samples: Some(self.num_samples),
         }
     }
 }

@@ -7,7 +7,7 @@ use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, Method, StepScheduler, StepSettings};
 use dflop_types::{
     ComponentLayout, Layout, MadeFrom, MicrobatchShape, ModelProfile, PipelineOrder, Refusal, SampleIndex,
-    SampleShape, WayPrediction,
+    SampleShape, WayPrediction, memory_size, number,
 };
 
 fn data_parallel<'a>(model: &'a CostModel, shapes: &'a [SampleShape], num_ranks: u32) -> DataParallel<'a> {
@@ -201,7 +201,11 @@ fn a_plan_is_compared_on_the_batches_it_was_judged_on() {
     let text = explain(&outcome);
     assert!(text.contains("the same global batches in other ways on the same ranks"), "{text}");
     let (best, ns) = WayPrediction::best_baseline(&plan.ways).unwrap();
-    let ratio = format!("x{:.3} over the best baseline that can run, {}", ns as f64 / mean as f64, best.way);
+    let ratio = format!(
+        "{} over the best baseline that can run, {}",
+        number::times(ns as f64 / mean as f64),
+        best.way
+    );
     assert!(text.contains(&ratio), "{text}");
 }
 
@@ -218,15 +222,20 @@ fn the_hint_names_the_limit_that_binds() {
     };
     let (few, many) = (peak(&of(Some(2), None)), peak(&of(Some(16), None)));
     assert!(many < few);
-    let budget = Some(many + (few - many) / 4);
+    let bytes = many + (few - many) / 4;
+    let budget = Some(bytes);
     assert!(!of(None, budget).ranked.is_empty(), "without that number a plan fits");
     let outcome = of(Some(2), budget);
     assert!(outcome.ranked.is_empty());
     let hint = outcome.hint().unwrap();
     let count = outcome.fitting_num_microbatches.unwrap();
     assert!(count > 2 && !of(Some(count), budget).ranked.is_empty(), "{count}");
-    assert!(hint.starts_with(&format!("`train.num_microbatches` is 2: with {count} a plan fits")), "{hint}");
+    let both = format!(
+        "`train.num_microbatches` of 2 and the memory budget of {} contradict each other: with {count} microbatches a plan fits",
+        memory_size(bytes)
+    );
+    assert!(hint.starts_with(&both), "{hint}");
     // Where no number would do, memory is what binds.
     let hint = of(Some(2), Some(24 << 20)).hint().unwrap();
-    assert!(hint.starts_with("raise `memory_budget_bytes` to "), "{hint}");
+    assert!(hint.starts_with("raise `cluster.memory_budget_bytes` to "), "{hint}");
 }

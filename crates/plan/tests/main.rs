@@ -13,4 +13,5 @@ mod properties;
 mod run_memory;
 mod search;
 mod tokens;
+mod way_out;
 mod wide;

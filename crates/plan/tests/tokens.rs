@@ -44,5 +44,9 @@ fn the_planner_plans_within_the_cap() {
     let few = search(&SearchInput { num_microbatches: Some(1), ..input(Some(cap)) }).unwrap();
     // One microbatch is what was asked for, and what binds: with more of them the cap is kept.
     let hint = few.hint().unwrap();
-    assert!(few.ranked.is_empty() && hint.starts_with("`train.num_microbatches` is 1: with "), "{hint}");
+    assert!(
+        few.ranked.is_empty()
+            && hint.starts_with("`train.num_microbatches` of 1 and `train.bucket_tokens_max` of "),
+        "{hint}"
+    );
 }

@@ -68,6 +68,11 @@ pub fn ns(value: u64) -> String {
     }
 }
 
+/// Nanoseconds as milliseconds without their unit, `474.5`: for a column whose heading has it.
+pub fn ms_alone(value: u64) -> String {
+    number(value as f64 / 1e6)
+}
+
 /// Nanoseconds with three significant digits in the largest unit that they fill: `1.63 us`, `70.5 us`, `1.50 s`.
 ///
 /// For times that are not held against each other, as those of single kernels; a step is told by [`ns`].
@@ -114,6 +119,12 @@ pub fn times(ratio: f64) -> String {
     } else {
         format!("{ratio:.2e}x")
     }
+}
+
+/// Both ends of an interval of ratios: `1.051 to 1.126`.
+pub fn ratios(low: f64, high: f64) -> String {
+    let shown = |ratio: f64| times(ratio).trim_end_matches('x').to_owned();
+    format!("{} to {}", shown(low), shown(high))
 }
 
 /// Bytes of files, in decimal units: `11.1 MB`. Bytes of memory are told by [`memory_size`].
@@ -205,6 +216,8 @@ mod tests {
         assert_eq!(percent(0.2094), "20.9 %");
         assert_eq!(percent(0.0014), "0.14 %");
         assert_eq!(times(1.1511), "1.151x");
+        assert_eq!(ratios(1.0509, 1.126), "1.051 to 1.126");
+        assert_eq!([1_597_400_000, 812_400_000, 0].map(ms_alone), ["1,597", "812.4", "0"]);
         assert_eq!(compact(1500.0), "1.5k");
         assert_eq!(compact(2_361_231.0), "2.36M");
         assert_eq!(compact(0.05), "0.05");

@@ -344,6 +344,10 @@ pub struct SearchedSpace {
     pub memory_budget_bytes: Option<u64>,
     /// Whether the configuration gives that budget; else it is a share of the device's memory.
     pub is_budget_given: bool,
+    /// Samples of the largest global batch that was judged: fewer than `global_batch_size` if the data has fewer. `None` in
+    /// plans of earlier versions, which do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_samples: Option<u32>,
 }
 
 /// The chosen layout and its prediction, the runners-up, and why the others were not chosen.

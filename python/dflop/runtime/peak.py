@@ -170,7 +170,7 @@ def summary(plan: Plan, records: Sequence[dict[str, Any]]) -> list[str]:
         predicted, measured = record["predicted_tensor_bytes"], _measured(record)
         lines.append(
             f"memory, {role}: predicted {_size(predicted)}, measured {_size(measured)} "
-            f"(x{predicted / max(1, measured):.2f})"
+            f"({predicted / max(1, measured):.3f}x)"
         )
     return lines
 
@@ -180,4 +180,7 @@ def _measured(record: dict[str, Any]) -> int:
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):.1f} MiB" if num_bytes < 10 << 30 else f"{num_bytes / (1 << 30):.2f} GiB"
+    """As the command line writes bytes of memory."""
+    if num_bytes < 1 << 20:
+        return f"{num_bytes:,} bytes"
+    return f"{num_bytes / (1 << 20):.1f} MiB" if num_bytes < 1 << 30 else f"{num_bytes / (1 << 30):.2f} GiB"

@@ -1,5 +1,6 @@
 //! A ratio of two sums over steps, and how sure it is.
 
+use dflop_types::number;
 use dflop_types::statistics::student_t_975;
 
 /// A number, and half the width of its 95 % interval.
@@ -43,19 +44,20 @@ impl Estimate {
         self.mean + self.half.unwrap_or(0.0)
     }
 
-    /// As people read it: `1.80 (1.75 to 1.85)`.
+    /// As people read it: `1.800 (1.750 to 1.850)`.
     pub(crate) fn text(self) -> String {
         self.with_unit("")
     }
 
-    /// As a speed: `1.80x (1.75 to 1.85)`.
+    /// As a speed: `1.800x (1.750 to 1.850)`.
     pub(crate) fn times(self) -> String {
         self.with_unit("x")
     }
 
     fn with_unit(self, unit: &str) -> String {
-        let interval = self.half.map(|_| format!(" ({:.2} to {:.2})", self.low(), self.high()));
-        format!("{:.2}{unit}{}", self.mean, interval.unwrap_or_default())
+        let interval = self.half.map(|_| format!(" ({})", number::ratios(self.low(), self.high())));
+        let mean = number::times(self.mean);
+        format!("{}{unit}{}", mean.trim_end_matches('x'), interval.unwrap_or_default())
     }
 }
 
@@ -78,7 +80,7 @@ mod tests {
         let [three, four] = [3.0, 4.0].map(|percent| Estimate { mean: 2.0, half: Some(percent / 50.0) });
         let found = three.over(Estimate { mean: 1.0, half: four.half.map(|half| half / 2.0) });
         assert!((found.mean - 2.0).abs() < 1e-12 && (found.half.unwrap() - 0.1).abs() < 1e-12, "{found:?}");
-        assert_eq!(found.text(), "2.00 (1.90 to 2.10)");
-        assert_eq!(Estimate { mean: 1.5, half: None }.times(), "1.50x");
+        assert_eq!(found.text(), "2.000 (1.900 to 2.100)");
+        assert_eq!(Estimate { mean: 1.5, half: None }.times(), "1.500x");
     }
 }

@@ -282,7 +282,11 @@ fn mixture_lines(survey: &Survey, model: &ModelProfile) -> Vec<String> {
     work_ns.sort_by(f64::total_cmp);
     let of = |q| statistics::quantile(&work_ns, q).unwrap_or(0.0);
     let (median, largest) = (of(0.5), of(1.0));
-    let times = if median > 0.0 { format!(" ({:.0} x the median)", largest / median) } else { String::new() };
+    let times = if median > 0.0 {
+        format!(" ({} times the median)", number::number(largest / median))
+    } else {
+        String::new()
+    };
     let first =
         format!("{}: {} ({})", printable(&survey.family), counted(num_samples, "sample"), kinds.join(", "));
     let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };

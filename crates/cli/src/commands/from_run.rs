@@ -331,11 +331,11 @@ impl Change {
         let saved = self.saved_s();
         let _ = writeln!(
             text,
-            "{} left: {:.1} s saved, less {:.0} s for a restart{assumed}: {:.1} s {}.",
+            "{} left: {} s saved, less {} s for a restart{assumed}: {} s {}.",
             counted(self.steps_left, "step"),
-            saved * self.steps_left as f64,
-            self.restart_seconds,
-            self.net_s().abs(),
+            number::number(saved * self.steps_left as f64),
+            number::tick(self.restart_seconds),
+            number::number(self.net_s().abs()),
             if self.net_s() > 0.0 { "gained" } else { "lost" }
         );
         if self.pays() {

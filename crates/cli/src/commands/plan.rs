@@ -9,10 +9,11 @@ use crate::args;
 use dflop_analytic::{HARDWARE, Hardware};
 use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
 use dflop_plan::{
-    Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, detail, explain, fewer_ranks, search,
+    Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, detail, explain, fewer_ranks,
+    search, way_out,
 };
 use dflop_types::{
-    DataProfile, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, SampleShape, artifact,
+    DataProfile, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, SampleShape, artifact, number,
     thousands,
 };
 use serde_json::{Map, Value, json};
@@ -45,7 +46,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         bucket_tokens_max: config.train.bucket_tokens_max,
         trained: config.trained(),
         order: pipeline_order(&config.train.pipeline_order),
-        objective: arguments.objective,
+        objective: arguments.objective.unwrap_or_else(|| config.objective()),
         num_steps: config.train.steps,
         num_sampled_batches: arguments
             .sampled_batches
@@ -62,6 +63,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         },
     };
     let mut outcome = search(&input)?;
+    let hint = hint(&input, &outcome)?;
     let change = match &from_run {
         Some(found) => Some((found, found.change(&inputs, &mut outcome.ranked, arguments.restart_seconds)?)),
         None => None,
@@ -80,7 +82,8 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let costs = run.zip(outcome.ranked.first().map(|plan| plan.prediction.step_ns_mean));
     if arguments.json {
         let seconds = start.elapsed().as_secs_f64();
-        let mut value = as_json(&outcome, &inputs.model_profile, &inputs.data_profile, seconds);
+        let mut value =
+            as_json(&outcome, hint.as_deref(), &inputs.model_profile, &inputs.data_profile, seconds);
         let parts = [
             ("fewer_ranks", fewer.as_ref().map(fewer_json)),
             ("run", costs.map(|(run, ns)| run.json(ns, &baselines(&outcome)))),
@@ -93,20 +96,16 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         }
         outln!("{value:#}");
     }
-    let text = explain(&outcome);
     let Some(plan) = outcome.plan() else {
-        return Err(Failure::answer(text, outcome.hint()));
+        return Err(Failure::answer(explain(&outcome), hint));
     };
     match arguments.emit {
         Some(launcher) => {
-            let path = &arguments.files.config.config;
-            out!(
-                "{}",
-                launch(launcher, &plan.best, plan.global_batch_size, config.cluster.ranks_per_node, path)
-            );
+            let (size, of_node) = (plan.global_batch_size, config.cluster.ranks_per_node);
+            out!("{}", launch(launcher, &plan.best, size, of_node, &arguments.files.config.config));
         }
         None if !arguments.json => {
-            out!("{text}");
+            out!("{}", explain(&outcome));
             if arguments.compare {
                 out!("{}", speed(&outcome, fewer.as_ref()));
             }
@@ -123,6 +122,12 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         found.tell(change, &arguments.files.config.config, &out, arguments.json)?;
     }
     write(&out, &plan)
+}
+
+/// What to do if no plan fits: the nearest change with which one does, else the limit that binds.
+fn hint(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<String>, Failure> {
+    let found = way_out(input, outcome)?;
+    Ok(found.map(|way| way.hint(input, outcome)).or_else(|| outcome.hint()))
 }
 
 /// The order of a name that the configuration has checked.
@@ -178,15 +183,18 @@ fn explained(
             let hint = "give a place in the list, or a candidate as for `--only`".to_owned();
             Failure::new(format!("`--explain {asked}`: {error}"), Some(hint))
         })?;
-        let of_those = search(&SearchInput {
+        let input = SearchInput {
             only,
             shapes: std::sync::Arc::clone(&input.shapes),
             made_from: input.made_from.clone(),
             cluster: input.cluster.clone(),
             ..*input
-        })?;
-        let first = of_those.ranked.first().copied();
-        first.ok_or_else(|| Failure::answer(explain(&of_those), of_those.hint()))?
+        };
+        let of_those = search(&input)?;
+        match of_those.ranked.first() {
+            Some(first) => *first,
+            None => return Err(Failure::answer(explain(&of_those), hint(&input, &of_those)?)),
+        }
     };
     Ok((plan, detail(input, &plan)?))
 }
@@ -209,7 +217,7 @@ fn speed(outcome: &Outcome, fewer: Option<&FewerRanks>) -> String {
     let rate = samples_per_s(outcome, best.prediction.step_ns_mean);
     let of_rank = rate / f64::from(outcome.num_ranks);
     let fewer = fewer.map_or_else(String::new, |fewer| format!("{}\n", fewer.words()));
-    format!("\nspeed: {rate:.1} samples/s, {of_rank:.2} of each rank\n{fewer}")
+    format!("\nspeed: {} samples/s, {} of each rank\n{fewer}", number::number(rate), number::number(of_rank))
 }
 
 fn fewer_json(fewer: &FewerRanks) -> Value {
@@ -234,7 +242,13 @@ fn detail_json(plan: &RankedPlan, detail: &Detail) -> Value {
 }
 
 /// A search for programs: its plans, what people run today, why others were not chosen.
-fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds: f64) -> Value {
+fn as_json(
+    outcome: &Outcome,
+    hint: Option<&str>,
+    model: &ModelProfile,
+    data: &DataProfile,
+    seconds: f64,
+) -> Value {
     let ms = |ns: u64| ns as f64 / 1e6;
     let per_second = |ns: u64| samples_per_s(outcome, ns);
     let useful = useful_operations(model, data);
@@ -281,7 +295,7 @@ fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds:
         "plans": outcome.ranked.iter().map(plan).collect::<Vec<_>>(),
         "baselines": outcome.rivals.iter().map(rival).collect::<Map<_, _>>(),
         "rejected": {"num_candidates": outcome.num_candidates, "num_judged": outcome.num_judged,
-                     "causes": outcome.rejections, "mends": mends, "hint": outcome.hint()},
+                     "causes": outcome.rejections, "mends": mends, "hint": hint},
         "run_memory": outcome.run_memory.map(|run| json!({
             "num_batches": run.num_batches, "num_near": run.num_near, "num_scheduled": run.num_scheduled,
         })),

@@ -1,6 +1,6 @@
 //! What a run costs: hours of devices and money for a number of samples, beside those of each baseline.
 
-use dflop_types::thousands;
+use dflop_types::{number, thousands};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -12,11 +12,6 @@ pub(super) struct Run {
     /// Of a step.
     pub(super) global_batch_size: u32,
     pub(super) price_per_gpu_hour: Option<f64>,
-}
-
-/// Whole hours are shown with one digit, longer runs without.
-fn hours(number: f64) -> String {
-    if number < 100.0 { format!("{number:.1}") } else { thousands(number.round() as u64) }
 }
 
 impl Run {
@@ -53,8 +48,8 @@ impl Run {
             text,
             "  {:<22}  {:>10}  {:>10}{}",
             "plan",
-            hours(clock),
-            hours(devices),
+            number::number(clock),
+            number::number(devices),
             price(devices)
         );
         for (name, ns) in baselines {
@@ -67,10 +62,10 @@ impl Run {
             let _ = writeln!(
                 text,
                 "  {name:<22}  {:>10}  {:>10}{}  {sign}{} GPU hours{money}",
-                hours(clock),
-                hours(of_it),
+                number::number(clock),
+                number::number(of_it),
                 price(of_it),
-                hours(saved.abs()),
+                number::number(saved.abs()),
             );
         }
         text

@@ -2,7 +2,7 @@
 
 use super::{Inputs, caveats};
 use crate::Failure;
-use dflop_plan::{Objective, Only, Outcome, SearchEffort, SearchInput, search};
+use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_types::{Cluster, MadeFrom, Plan, SampleShape, WayPrediction, number};
 use serde_json::json;
 
@@ -30,7 +30,7 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
             bucket_tokens_max: inputs.config.train.bucket_tokens_max,
             trained: plan.trained,
             order: plan.best.pipeline_order,
-            objective: Objective::Mean,
+            objective: inputs.config.objective(),
             num_steps: 0,
             num_sampled_batches: SAMPLED_BATCHES,
             only: Only::placed(plan.best.layout.placement),
@@ -79,10 +79,10 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
             |name: &str| outcome.ways.iter().find(|way| way.way == name).and_then(|way| way.step_ns_mean);
         let (aware, ahead) = (ns("aware"), ns("aware-ahead"));
         let baseline = WayPrediction::best_baseline(&outcome.ways);
-        let shown = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), number::ns);
+        let shown = |ns: Option<u64>| ns.map_or_else(|| number::NONE.to_owned(), number::ns);
         let over = |ns: Option<u64>| match (baseline, ns) {
-            (Some((_, baseline)), Some(ns)) => format!("x{:.3}", baseline as f64 / ns.max(1) as f64),
-            _ => "-".to_owned(),
+            (Some((_, baseline)), Some(ns)) => number::times(baseline as f64 / ns.max(1) as f64),
+            _ => number::NONE.to_owned(),
         };
         let (encoder, llm) = (best.layout.encoder, best.layout.llm);
         outln!(

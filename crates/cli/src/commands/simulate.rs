@@ -73,9 +73,9 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
         outln!("{}", summary(&timeline));
         let ideal_ns = timeline.ideal_ns();
         outln!(
-            "ideal    {}, the work of the busiest rank; the makespan is {:.3} times that",
+            "ideal    {}, the work of the busiest rank; the makespan is {} that",
             number::ns(ideal_ns),
-            timeline.makespan_ns as f64 / ideal_ns.max(1) as f64
+            number::times(timeline.makespan_ns as f64 / ideal_ns.max(1) as f64)
         );
     }
     Ok(())
@@ -329,8 +329,9 @@ fn print_ways(ways: &[Way], num_steps: usize) {
             let ratio = baseline_ns / ns.max(1.0);
             let verdict = if ratio > 1.0 { "gain" } else { "no gain" };
             outln!(
-                "{verdict}: {} x{ratio:.3} over the best baseline that can run, {}",
+                "{verdict}: {} {} over the best baseline that can run, {}",
                 way.name,
+                number::times(ratio),
                 baseline.name
             );
         }

@@ -4,7 +4,7 @@ use super::{Inputs, caveats, estimate};
 use crate::Failure;
 use crate::config::Config;
 use dflop_analytic::Hardware;
-use dflop_plan::{Objective, Only, Outcome, SearchEffort, SearchInput, search};
+use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_report::{Sweep, SweepLine};
 use dflop_types::{
     DataProfile, LinkSpan, MadeFrom, ModelProfile, PipelineOrder, Recipe, SampleKind, SampleShape,
@@ -287,7 +287,7 @@ fn planned(case: &Case, data: &DataProfile) -> Result<Outcome, Failure> {
         bucket_tokens_max: config.train.bucket_tokens_max,
         trained: config.trained(),
         order: PipelineOrder::OneFOneB,
-        objective: Objective::Mean,
+        objective: config.objective(),
         num_steps: 0,
         num_sampled_batches: sampled,
         only: Only::default(),

@@ -369,16 +369,14 @@ fn findings(groups: &[Group], differing: &[(String, String, String)]) -> Vec<Str
 }
 
 fn change([a, b]: [f64; 2]) -> String {
-    let text = |mean: f64| if mean < 1000.0 { format!("{mean:.1}") } else { format!("{mean:.0}") };
-    format!("{} -> {}", text(a), text(b))
+    format!("{} -> {}", number::number(a), number::number(b))
 }
 
 fn percent([a, b]: [f64; 2]) -> String {
-    let percent = (b / a - 1.0) * 100.0;
-    match percent {
+    match b / a - 1.0 {
         _ if a <= 0.0 => if b > 0.0 { "from 0" } else { "" }.to_owned(),
-        percent if percent < 1000.0 => format!("{percent:+.1} %"),
-        _ => format!("x {:.0}", b / a),
+        ratio if ratio < 10.0 => number::signed_percent(ratio),
+        _ => number::times(b / a),
     }
 }
 
@@ -439,12 +437,12 @@ fn put_sizes(text: &mut String, groups: &[Group], size: usize, name: &str) {
         "p95",
         "distance"
     );
-    let pair = |[a, b]: [u64; 2]| format!("{a} -> {b}");
+    let pair = |[a, b]: [u64; 2]| format!("{} -> {}", number::thousands(a), number::thousands(b));
     for group in groups.iter().take(SHOWN) {
         let drift = &group.sizes[size];
         let [mean, moved] = match group.samples {
-            [0, _] => [format!("new, {:.1}", drift.mean[1]), String::new()],
-            [_, 0] => [format!("gone, {:.1}", drift.mean[0]), String::new()],
+            [0, _] => [format!("new, {}", number::number(drift.mean[1])), String::new()],
+            [_, 0] => [format!("gone, {}", number::number(drift.mean[0])), String::new()],
             _ => [change(drift.mean), percent(drift.mean)],
         };
         let _ = writeln!(

@@ -13,7 +13,7 @@ use crate::adapt::adjustment::rows_of;
 use crate::adapt::bins::{ENCODER, LLM};
 use crate::adapt::fit::BinExcess;
 use crate::adapt::rows::{Sum, median};
-use dflop_types::number::whole_percent;
+use dflop_types::number::{self, whole_percent};
 use dflop_types::{Layout, StageIndex, thousands};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,23 +101,19 @@ impl Cause {
 impl fmt::Display for Alarm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let component = |is_encoder: bool| if is_encoder { "encoder" } else { "LLM" };
-        let times = self.times;
+        let times = number::number(self.times);
         match self.cause {
             Cause::Rank { rank, is_encoder } => {
-                write!(
-                    f,
-                    "rank {rank} takes {times:.2} times as long as its peers ({})",
-                    component(is_encoder)
-                )
+                write!(f, "rank {rank} takes {times} times as long as its peers ({})", component(is_encoder))
             }
             Cause::Clock { is_encoder } => {
-                write!(f, "all {} ranks take {times:.2} times as long as at first", component(is_encoder))
+                write!(f, "all {} ranks take {times} times as long as at first", component(is_encoder))
             }
             Cause::Data { is_encoder, tokens_min, tokens_max: u64::MAX } => {
                 let component = component(is_encoder);
                 write!(
                     f,
-                    "samples of {} {component} tokens or more take {times:.2} times the predicted time",
+                    "samples of {} {component} tokens or more take {times} times the predicted time",
                     thousands(tokens_min)
                 )
             }
@@ -125,16 +121,24 @@ impl fmt::Display for Alarm {
                 let component = component(is_encoder);
                 write!(
                     f,
-                    "samples of {} to {} {component} tokens take {times:.2} times the predicted time",
+                    "samples of {} to {} {component} tokens take {times} times the predicted time",
                     thousands(tokens_min),
                     thousands(tokens_max)
                 )
             }
             Cause::Loader => {
-                write!(f, "waiting for samples takes {} of a step more than at first", whole_percent(times))
+                write!(
+                    f,
+                    "waiting for samples takes {} of a step more than at first",
+                    whole_percent(self.times)
+                )
             }
             Cause::Network => {
-                write!(f, "waiting for messages takes {} of a step more than at first", whole_percent(times))
+                write!(
+                    f,
+                    "waiting for messages takes {} of a step more than at first",
+                    whole_percent(self.times)
+                )
             }
         }
     }

@@ -157,8 +157,12 @@ impl Found {
         let ranks = self.plan.as_ref().map_or(0, |plan| plan.best.layout.num_ranks());
         let measured = comparison.map_or_else(String::new, |c| {
             format!(
-                "; over {} global batches {} takes {:.3} times as long as {} ({:.3} to {:.3})",
-                c.steps, c.best.baseline, c.best.ratio, c.best.ours, c.best.ratio_low, c.best.ratio_high
+                "; over {} global batches {} takes {} as long as {} ({})",
+                c.steps,
+                c.best.baseline,
+                number::times(c.best.ratio),
+                c.best.ours,
+                number::ratios(c.best.ratio_low, c.best.ratio_high)
             )
         });
         format!("One global batch, measured: {ranks} ranks on {device}{measured}.")

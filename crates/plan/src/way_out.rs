@@ -1,0 +1,126 @@
+//! A way out where no plan fits: what else would have to be asked, and the plan that fits then. For example: without
+//! `recompute=none` a plan fits, 1,402 ms a step.
+
+use crate::error::PlanError;
+use crate::input::SearchInput;
+use crate::only::Only;
+use crate::outcome::Outcome;
+use crate::search::search;
+use dflop_types::{Cluster, RankedPlan, counted, number};
+use std::sync::Arc;
+
+/// Ranks of a node that a cluster of less than one node is thought to grow to.
+const RANKS_OF_A_NODE: u32 = 8;
+
+/// How often the ranks are doubled until a plan fits.
+const DOUBLINGS: u32 = 6;
+
+/// The most ranks that are searched for a way out: beyond these a search takes seconds.
+const RANKS_MAX: u32 = 2_048;
+
+/// What would have to change so that a plan fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// These parts of `--only` are left out.
+    WithoutParts(String),
+    /// The cluster has so many ranks, on nodes of so many.
+    Ranks(u32, u32),
+}
+
+/// A plan that fits once something is changed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WayOut {
+    /// What is changed.
+    pub change: Change,
+    /// The best plan then.
+    pub plan: RankedPlan,
+}
+
+/// The nearest change with which a plan fits; `None` if there is a plan, or if no such change was found.
+///
+/// The parts of `--only` are left out first, each by itself, then all of them. If that gives no plan and memory binds, the
+/// cluster gets twice the ranks, four times and so on, up to 64 times, or 2,048 ranks.
+///
+/// *Complexity*: a quick [`search`] for each part and for each doubling, on two global batches.
+///
+/// # Errors
+/// As [`search`].
+pub fn way_out(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<WayOut>, PlanError> {
+    if !outcome.ranked.is_empty() || outcome.fitting_num_microbatches.is_some() {
+        return Ok(None);
+    }
+    let best = |only: Only, cluster: Cluster| -> Result<Option<RankedPlan>, PlanError> {
+        let found = search(&SearchInput {
+            only,
+            cluster,
+            compares: false,
+            effort: crate::SearchEffort::Quick,
+            num_sampled_batches: input.num_sampled_batches.min(2),
+            shapes: Arc::clone(&input.shapes),
+            made_from: input.made_from.clone(),
+            progress: &|_, _| {},
+            ..*input
+        })?;
+        Ok(found.ranked.first().copied())
+    };
+    let asked = input.only.to_string();
+    let parts: Vec<&str> = asked.split(',').filter(|part| !part.is_empty()).collect();
+    let mut found: Vec<WayOut> = Vec::new();
+    for at in 0..parts.len() {
+        let rest = [&parts[..at], &parts[at + 1..]].concat().join(",");
+        let Ok(only) = rest.parse() else { continue };
+        if let Some(plan) = best(only, input.cluster.clone())? {
+            found.push(WayOut { change: Change::WithoutParts(parts[at].to_owned()), plan });
+        }
+    }
+    if found.is_empty()
+        && parts.len() > 1
+        && let Some(plan) = best(Only::default(), input.cluster.clone())?
+    {
+        found.push(WayOut { change: Change::WithoutParts(asked.clone()), plan });
+    }
+    if found.is_empty() && outcome.lacks_memory() {
+        let Cluster { mut num_ranks, mut ranks_per_node, memory_budget_bytes } = input.cluster;
+        for _ in 0..DOUBLINGS {
+            // A cluster of less than one node grows within it; the ranks of nodes beyond it are further apart.
+            if num_ranks == ranks_per_node && num_ranks * 2 <= RANKS_OF_A_NODE {
+                ranks_per_node *= 2;
+            }
+            num_ranks = num_ranks.saturating_mul(2);
+            if num_ranks > RANKS_MAX {
+                break;
+            }
+            let cluster = Cluster { num_ranks, ranks_per_node, memory_budget_bytes };
+            if let Some(plan) = best(input.only.clone(), cluster)? {
+                found.push(WayOut { change: Change::Ranks(num_ranks, ranks_per_node), plan });
+                break;
+            }
+        }
+    }
+    Ok(found.into_iter().min_by_key(|way| way.plan.prediction.step_ns_mean))
+}
+
+impl WayOut {
+    /// The change in words, with the plan that fits then and its step.
+    ///
+    /// Where two limits contradict each other, both are named.
+    pub fn hint(&self, input: &SearchInput<'_>, outcome: &Outcome) -> String {
+        let fits = format!(
+            "{} fits, {} a step",
+            self.plan.in_words(),
+            number::ns(self.plan.prediction.step_ns_mean)
+        );
+        match &self.change {
+            Change::WithoutParts(parts) => format!(
+                "`--only {}` and {} contradict each other: without `{parts}` {fits}",
+                input.only,
+                outcome.limit()
+            ),
+            Change::Ranks(num_ranks, ranks_per_node) => format!(
+                "give the cluster {} on nodes of {ranks_per_node}: {fits}; or {}",
+                counted((*num_ranks).into(), "rank"),
+                outcome.more_memory()
+            ),
+        }
+    }
+}
