@@ -89,6 +89,14 @@ fn a_colocated_plan_is_simulated_shown_and_reported() {
         let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
         assert!(page.contains("colocated tp 1 dp 2") && page.contains("on the same ranks"));
     }
+    // Why a step was slow: of a rank that holds both, the component that an action is of.
+    crate::from_run::train(&session, "demo/run", ["plan.json", "model_profile.json"], 0..3, 1.5);
+    let reported = session.dflop(&["report", "demo"]);
+    assert!(reported.contains("status: 0"), "{reported}");
+    let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
+    let slow = page.split("<section id=\"slow\"").nth(1).unwrap().split("</section>").next().unwrap();
+    assert!(slow.contains("(encoder, replica ") || slow.contains("(LLM, replica "), "{slow}");
+    assert!(!slow.contains("(stage ") && slow.contains("waited most for rank "), "{slow}");
 }
 
 /// Whoever plans with an estimate is told so, wherever its numbers are shown.

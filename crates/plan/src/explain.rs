@@ -7,7 +7,7 @@ use crate::rivals::Rival;
 use dflop_types::number::{self, ms_alone, percent, times};
 use dflop_types::{
     Layout, ModelProfile, Plan, RankedPlan, Recompute, Rejection, SearchedSpace, WayPrediction, Zero,
-    counted, memory_size,
+    counted, memory_size, thousands,
 };
 use std::fmt::Write as _;
 
@@ -112,7 +112,8 @@ fn budget_words(searched: &SearchedSpace) -> String {
 
 fn not_chosen(text: &mut String, num_others: u64, num_candidates: u64) {
     let verb = if num_others == 1 { "was" } else { "were" };
-    let _ = writeln!(text, "\n{num_others} of {} {verb} not chosen", counted(num_candidates, "candidate"));
+    let (others, all) = (thousands(num_others), counted(num_candidates, "candidate"));
+    let _ = writeln!(text, "\n{others} of {all} {verb} not chosen");
 }
 
 /// A plan for people, as its file has it: the choice, the runners-up, why the others were not chosen. Ends with a line

@@ -100,20 +100,33 @@ impl Told<'_> {
             words.push(format!(
                 "The others waited most for {}: it has {on_rank} of the step's time on the path. Messages, and what no action \
                  explains, have {under_way}.",
-                self.place(busiest)
+                self.rank(busiest)
             ));
         }
         words
     }
 
+    /// The rank that ran an action, and which of its components that is of.
     fn place(&self, link: &Link) -> String {
+        let layout = self.scheduler.settings().layout;
+        match layout.coordinates(link.span.rank) {
+            Some(at) if at.component == Component::Both => {
+                let component = if link.span.action.stage.0 < layout.encoder.pp { "encoder" } else { "LLM" };
+                format!("rank {} ({component}, replica {})", link.span.rank, at.replica)
+            }
+            _ => self.rank(link),
+        }
+    }
+
+    /// The rank of an action, and what it holds.
+    fn rank(&self, link: &Link) -> String {
         let rank = link.span.rank;
         let place = self.scheduler.settings().layout.coordinates(rank);
         let name = place.map_or_else(String::new, |at| match at.component {
             Component::Encoder => format!(" (encoder, replica {})", at.replica),
             // Of a rank with several stages that one which the action is of.
             Component::Llm => format!(" (LLM stage {}, replica {})", link.span.action.stage.0, at.replica),
-            Component::Both => format!(" (stage {})", link.span.action.stage.0),
+            Component::Both => format!(" (replica {})", at.replica),
         });
         format!("rank {rank}{name}")
     }
