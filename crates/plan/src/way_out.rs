@@ -105,19 +105,16 @@ impl WayOut {
     ///
     /// Where two limits contradict each other, both are named.
     pub fn hint(&self, input: &SearchInput<'_>, outcome: &Outcome) -> String {
-        let fits = format!(
-            "{} fits, {} a step",
-            self.plan.in_words(),
-            number::ns(self.plan.prediction.step_ns_mean)
-        );
+        let step = number::ns(self.plan.prediction.step_ns_mean);
+        let fits = format!("this plan fits, {step} a step: {}", self.plan.in_words());
         match &self.change {
             Change::WithoutParts(parts) => format!(
-                "`--only {}` and {} contradict each other: without `{parts}` {fits}",
+                "`--only {}` and {} contradict each other: leave out `{parts}`, and {fits}",
                 input.only,
                 outcome.limit()
             ),
             Change::Ranks(num_ranks, ranks_per_node) => format!(
-                "give the cluster {} on nodes of {ranks_per_node}: {fits}; or {}",
+                "give the cluster {} on nodes of {ranks_per_node}, or {}; on those ranks {fits}",
                 counted((*num_ranks).into(), "rank"),
                 outcome.more_memory()
             ),
