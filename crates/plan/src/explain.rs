@@ -355,8 +355,8 @@ fn reasons(text: &mut String, outcome: &Outcome) {
 
 /// Causes with how many candidates each rejected.
 fn causes(text: &mut String, others: Vec<(u64, String)>) {
-    let width = others.iter().map(|(count, _)| count.to_string().len()).max().unwrap_or(0);
+    let width = others.iter().map(|(count, _)| thousands(*count).len()).max().unwrap_or(0);
     for (count, cause) in others {
-        let _ = writeln!(text, "    {count:>width$}  {cause}");
+        let _ = writeln!(text, "    {:>width$}  {cause}", thousands(count));
     }
 }

@@ -89,7 +89,7 @@ fn the_explanation_of_a_plan() {
     let outcome = outcome(
         vec![ranked(3, 812_400_000), ranked(4, 903_000_000), ranked(2, 1_204_500_000)],
         vec![
-            (Rejection::Bound, 29),
+            (Rejection::Bound, 29_462),
             (Rejection::StagesExceedLayers { component: Component::Llm, stages: 5, layers: 4 }, 1),
             (
                 Rejection::Memory { component: Component::Llm, needed_bytes: 4 << 30, budget_bytes: 3 << 30 },
@@ -100,7 +100,7 @@ fn the_explanation_of_a_plan() {
     assert_eq!(outcome.hint(), None);
     insta::assert_snapshot!("feasible", explain(&outcome));
     let cut_short = Outcome { stop: StopReason::Halted { num_left: 7 }, ..outcome };
-    assert!(explain(&cut_short).contains("     7  not judged: the time limit struck\n"));
+    assert!(explain(&cut_short).contains("         7  not judged: the time limit struck\n"));
 }
 
 #[test]
