@@ -20,6 +20,7 @@ from ranks import results
 
 import dflop.runtime.trainer  # noqa: F401
 import warm
+from dflop.runtime.resume import checkpoints
 from dflop.runtime.turns import log_lines
 
 BENCHES = Path(__file__).parents[2] / "benches"
@@ -84,7 +85,8 @@ def test_the_command_starts_the_ranks_and_starts_them_again(kills, demo, tmp_pat
         [*command, "--max-restarts", "1"], cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
     metrics = out / "metrics.jsonl"
-    wait_until(lambda: kills.num_lines(metrics) >= 3, process)
+    # A checkpoint is written beside the steps that follow it.
+    wait_until(lambda: kills.num_lines(metrics) >= 3 and checkpoints(out), process)
     first = kills.ranks_of(process.pid)
     assert len(first) == RANKS
     os.kill(first[1], signal.SIGKILL)
