@@ -251,6 +251,23 @@ def ended(agents: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int
     return statuses
 
 
+def running(agents: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Ranks of agents that have not ended, whether or not their agent has asked for their status.
+
+    An agent that waits for the store of the first host, a minute at a time, leaves ended ranks as zombies.
+    """
+    return [child for agent in agents for child in children(agent.pid) if not has_ended(child)]
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process is gone, or a zombie."""
+    try:
+        # The name in brackets may hold anything; the state comes behind it.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except OSError:
+        return True
+
+
 def run(folder: Path, wire: Wire, num_steps: int) -> dict[str, Any]:
     """Trains, cuts, goes on, rehearses; what was found."""
     train = ["train", "--steps", str(num_steps), "--out", "run"]
@@ -264,10 +281,10 @@ def run(folder: Path, wire: Wire, num_steps: int) -> dict[str, Any]:
     wire.is_cut = True
     cut = time.monotonic()
     written = num_lines(folder / "run/metrics.jsonl")
-    while time.monotonic() < cut + ENDING_S and any(children(agent.pid) for agent in agents):
+    while time.monotonic() < cut + ENDING_S and running(agents):
         time.sleep(0.1)
     seconds = time.monotonic() - cut
-    have_ended = not any(children(agent.pid) for agent in agents)
+    have_ended = not running(agents)
     # An agent that has lost the first host asks it for minutes; its ranks are what counts.
     ended(agents, 1)
     wire.is_cut = False
