@@ -95,9 +95,15 @@ def only_of(baseline: str) -> str:
     assert words[0] == "colocated", baseline
     found = dict(zip(words[1::2], words[2::2], strict=True))
     zero = next((part.split()[1] for part in rest if part.startswith("zero ")), "0")
-    recompute = next((part.split()[0] for part in rest if part.endswith(" recomputation")), "none")
+    said = next((part.removesuffix(" recomputation") for part in rest if part.endswith(" recomputation")), "none")
+    modes = said.replace(" and", "").split()
+    if len(modes) == 1:
+        recompute = {"recompute": said}
+    else:
+        named = dict(zip(modes[::2], modes[1::2], strict=True))
+        recompute = {f"{side}.recompute": named.get(side, "none") for side in SIDES}
     fields = {f"{side}.{name}": found[name] for side in SIDES for name in ("tp", "dp") if name in found}
-    fields |= {"colocated": "true", "zero": zero, "recompute": recompute}
+    fields |= {"colocated": "true", "zero": zero, **recompute}
     return ",".join(f"{name}={value}" for name, value in fields.items())
 
 

@@ -7,6 +7,7 @@ from made_up import made_up_profile
 from piece_bytes import peak_bytes
 
 from dflop.models.adapter import LlmInput
+from dflop.models.recompute import FULL, SELECTIVE, recomputing
 from dflop.profiling.memory import count_split
 
 CPU = torch.device("cpu")
@@ -47,9 +48,20 @@ def _point(size, piece, split):
     }  # fmt: skip
 
 
-def _module(count, module, points):
+def _recompute(layers, sizes, kept_bytes):
+    """What layers keep that recompute, by mode; `kept_bytes` counts it for a size."""
+
+    def point(size, mode):
+        with recomputing(layers, mode):
+            return {"size": size, "extra_ns": 500 * size, "activation_bytes": kept_bytes(size)}
+
+    return {mode: [point(size, mode) for size in sizes] for mode in (SELECTIVE, FULL)}
+
+
+def _module(count, module, points, recompute=None):
     parameters = list(module.parameters())
     return {
+        **({"recompute": recompute} if recompute else {}),
         "count": count,
         "linear": {"points": points},
         "attention": {"points": []},
@@ -91,6 +103,15 @@ def count_modules(adapter, tiles, llm_tokens, label_tokens):
         return forward
 
     first = tower.encoder.layers[0]
+
+    def run_first(n, p, h):
+        return lambda: first(h.detach().requires_grad_(), None)
+
+    def kept_by_first(num_tokens):
+        n = num_tokens // adapter.encoder_tokens_per_tile
+        hidden = tower.embeddings(torch.randn(n, 3, adapter.image_size, adapter.image_size)).detach()
+        return peak_bytes(run_first(n, None, hidden), CPU, first.parameters(), [hidden]).kept_bytes
+
     modules = {
         "encoder_embedding": _module(
             1, tower.embeddings,
@@ -101,9 +122,8 @@ def count_modules(adapter, tiles, llm_tokens, label_tokens):
         ),
         "encoder_layer": _module(
             adapter.num_encoder_layers, first,
-            over_tiles(
-                lambda n, p, h: lambda: first(h.detach().requires_grad_(), None), first, list(first.parameters()),
-            ),
+            over_tiles(run_first, first, list(first.parameters())),
+            _recompute([first], [n * adapter.encoder_tokens_per_tile for n in tiles], kept_by_first),
         ),
         "projector": _module(
             1, encoder.model.multi_modal_projector,
@@ -136,9 +156,16 @@ def count_modules(adapter, tiles, llm_tokens, label_tokens):
         1, embedding,
         over_tokens(embedding, llm_tokens, lambda n: llm_input(n, 1, n // 2), lambda n: hidden_of(n // 2)),
     )  # fmt: skip
+
+    def kept_by_layer(n):
+        batch, hidden = llm_input(n, 1), hidden_of(n)
+        made = lambda: layer(batch, hidden.detach().requires_grad_())  # noqa: E731
+        return peak_bytes(made, CPU, layer.parameters(), [hidden]).kept_bytes
+
     modules["llm_layer"] = _module(
-        adapter.num_llm_layers, layer, over_tokens(layer, llm_tokens, lambda n: llm_input(n, 1), hidden_of)
-    )
+        adapter.num_llm_layers, layer, over_tokens(layer, llm_tokens, lambda n: llm_input(n, 1), hidden_of),
+        _recompute(layer.layers_in_order(), llm_tokens, kept_by_layer),
+    )  # fmt: skip
     modules["llm_head"] = _module(
         1, head,
         over_tokens(head, label_tokens, lambda n: llm_input(3 * n, n), lambda n: hidden_of(3 * n)),

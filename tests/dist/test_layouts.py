@@ -250,9 +250,18 @@ def test_frozen_parts_of_a_colocated_layout(sharding, is_frozen, model_dir, orac
     check(plan, schedule_of(llm), model_dir, oracles(is_frozen), tmp_path, is_frozen)
 
 
-@pytest.mark.parametrize(("zero", "recompute"), [(2, "selective"), (3, "full")])
+@pytest.mark.parametrize(
+    ("zero", "recompute"),
+    [
+        (2, "selective"),
+        (3, "full"),
+        (2, {"encoder": "full", "llm": "none"}),
+        (3, {"encoder": "selective", "llm": "full"}),
+    ],
+    ids=name,
+)
 def test_layers_that_recompute(zero, recompute, model_dir, oracles, tmp_path):
-    """What a layer computes again in its backward finds its parameters whole."""
+    """What a layer computes again in its backward finds its parameters whole, by component or in both."""
     llm = PLACED["text", 2]
     plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=zero, recompute=recompute)
     check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)

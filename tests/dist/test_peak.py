@@ -72,6 +72,24 @@ def test_the_peak_of_a_step_is_under_the_prediction(counted, tmp_path):
     assert "MiB, measured" in summary[0]
 
 
+@pytest.mark.parametrize(
+    ("placement", "encoder", "llm"), [("colocated=true", "none", "full"), ("colocated=false", "full", "selective")]
+)
+def test_the_peak_is_under_the_prediction_where_components_recompute_different_things(
+    placement, encoder, llm, tmp_path
+):
+    only = f"{placement},encoder.recompute={encoder},llm.recompute={llm}"
+    directory = prepare(tmp_path, only)
+    best = json.loads((directory / "plan.json").read_text())["best"]
+    assert best["recompute"] == {"encoder": encoder, "llm": llm}
+    out = tmp_path / "run"
+    assert results(run_training(request(directory, out, steps=2, measure_memory_step=1), tmp_path)) == [0, 0]
+    (record,) = lines(out / "memory.jsonl")
+    for rank in record["ranks"]:
+        measured = rank["measured"]["tensor_bytes"]
+        assert measured <= rank["predicted_tensor_bytes"] <= OVER_MAX * measured, rank
+
+
 def test_a_matrix_that_embedding_and_head_share_is_held_once(tmp_path):
     """With optimizer states: counted twice it would be far over the limit."""
     directory = prepare(tmp_path, tie_word_embeddings=True)

@@ -33,12 +33,3 @@ pub(crate) struct Mode {
     pub(crate) runs: Runs,
     pub(crate) recompute: Recompute,
 }
-
-/// The name of a mode of recomputation, as files and flags write it.
-pub(crate) const fn mode_name(recompute: Recompute) -> &'static str {
-    match recompute {
-        Recompute::None => "none",
-        Recompute::Selective => "selective",
-        Recompute::Full => "full",
-    }
-}

@@ -3,7 +3,7 @@
 use crate::error::CostError;
 use crate::grid::marginal;
 use crate::memory::footprint::Footprint;
-use crate::mode::{Mode, Runs, mode_name};
+use crate::mode::{Mode, Runs};
 use crate::network::{Basis, Route};
 use crate::phases::Phases;
 use crate::prediction::Prediction;
@@ -69,8 +69,8 @@ impl Module {
             Recompute::None => None,
             _ if mode.runs == Runs::Forward => None,
             recompute => Some(measured.recompute.get(&recompute).ok_or_else(|| {
-                let measured = measured.recompute.keys().map(|&mode| mode_name(mode)).collect();
-                CostError::RecomputeNotMeasured { module, mode: mode_name(recompute), measured }
+                let measured = measured.recompute.keys().map(|mode| mode.name()).collect();
+                CostError::RecomputeNotMeasured { module, mode: recompute.name(), measured }
             })?),
         };
         let linear = Phases::new(mode, "linear", &measured.linear, extra.map(Vec::as_slice), &mut repairs)?;

@@ -1,7 +1,7 @@
 //! How a model is run: what trains, what is recomputed, over how many ranks a layer is cut.
 
 use crate::mode::Runs;
-use dflop_types::{Layout, Recompute, Trained};
+use dflop_types::{Layout, Recomputation, Recompute, Trained};
 
 /// How one component is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,11 +30,11 @@ pub struct CostSettings {
 }
 
 impl CostSettings {
-    /// The same settings with this mode of recomputation in the layers of both components.
+    /// The same settings with these modes of recomputation in the layers of the components.
     #[must_use]
-    pub const fn recomputing(mut self, recompute: Recompute) -> Self {
-        self.encoder.recompute = recompute;
-        self.llm.recompute = recompute;
+    pub const fn recomputing(mut self, recompute: Recomputation) -> Self {
+        self.encoder.recompute = recompute.encoder;
+        self.llm.recompute = recompute.llm;
         self
     }
 

@@ -125,7 +125,7 @@ mod tests {
     use crate::space::layouts_with;
     use dflop_cost::{ComponentSettings, CostSettings};
     use dflop_step::{Method, StepScheduler, StepSettings};
-    use dflop_types::{PipelineOrder, Recompute, SampleIndex, SampleShape, Zero};
+    use dflop_types::{PipelineOrder, Recomputation, SampleIndex, SampleShape, Zero};
     use proptest::prelude::*;
 
     proptest! {
@@ -146,7 +146,7 @@ mod tests {
             let interleaved: Vec<_> = layouts.iter().copied().filter(chunked).map(|l| Layout { llm_interleave: 2, ..l }).collect();
             layouts.extend(interleaved);
             layouts.extend(Zero::ALL.map(|zero| Layout::colocated(ranks, zero)));
-            let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: Recompute::None };
+            let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: Recomputation::NONE };
             let settings = StepSettings {
                 layout: candidate.layout,
                 num_microbatches: m,

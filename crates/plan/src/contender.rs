@@ -16,7 +16,7 @@ use dflop_step::{StepScheduler, StepSettings};
 use dflop_types::{PipelineOrder, PlanPrediction, RankedPlan, Rejection, SampleIndex};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Global batches that the rough estimate looks at. It is too rough to gain from more.
 const ROUGH_BATCHES: usize = 2;
@@ -105,21 +105,35 @@ impl KnownOfWay {
 }
 
 /// What is known of the sampled global batches, for each way to run the components.
+///
+/// Most modes of recomputation are asked for in few degrees. So what is not needed by the first candidates is worked out
+/// when somebody asks.
 #[derive(Debug)]
-pub(crate) struct Known(BTreeMap<Way, KnownOfWay>);
+pub(crate) struct Known<'a> {
+    models: &'a Models,
+    batches: Vec<BatchShapes<'a>>,
+    by_way: BTreeMap<Way, OnceLock<KnownOfWay>>,
+}
 
-impl Known {
-    pub(crate) fn new(input: &SearchInput<'_>, models: &Models, batches: &[Vec<SampleIndex>]) -> Self {
-        let ways: Vec<_> = models.ways().collect();
+impl<'a> Known<'a> {
+    pub(crate) fn new(input: &'a SearchInput<'_>, models: &'a Models, batches: &[Vec<SampleIndex>]) -> Self {
         let batches: Vec<BatchShapes<'_>> =
             batches.par_iter().map(|batch| BatchShapes::new(&input.shapes, batch)).collect();
-        let of = |(way, model): &(Way, &CostModel)| (*way, KnownOfWay::new(model, &batches));
-        Self(ways.par_iter().map(of).collect())
+        let by_way = models.ways().map(|(way, _)| (way, OnceLock::new())).collect();
+        let known = Self { models, batches, by_way };
+        let first = input.only.first_modes();
+        let firsts: Vec<Way> = models.ways().map(|(way, _)| way).filter(|way| way.modes() == first).collect();
+        firsts.par_iter().for_each(|way| _ = known.of_way(way));
+        known
     }
 
     /// What is known under the way of `candidate`, for which there must be a cost model.
     pub(crate) fn of(&self, candidate: &Candidate) -> &KnownOfWay {
-        &self.0[&Way::from(candidate)]
+        self.of_way(&Way::from(candidate))
+    }
+
+    fn of_way(&self, way: &Way) -> &KnownOfWay {
+        self.by_way[way].get_or_init(|| KnownOfWay::new(self.models.of_way(way), &self.batches))
     }
 }
 
@@ -129,7 +143,7 @@ impl Known {
 pub(crate) fn contenders(
     input: &SearchInput<'_>,
     models: &Models,
-    known: &Known,
+    known: &Known<'_>,
     candidates: &[Candidate],
     rejections: &mut Vec<Rejection>,
 ) -> Result<Vec<Contender>, PlanError> {

@@ -16,7 +16,7 @@ use crate::space::Candidate;
 use dflop_cost::RankMemory;
 use dflop_step::{Arm, Method, StepError};
 use dflop_types::number::{self, percent, times};
-use dflop_types::{Rank, RankedPlan, Recompute, memory_size};
+use dflop_types::{Rank, RankedPlan, Recomputation, memory_size};
 use std::fmt::Write as _;
 
 /// The most global batches that the detail is a mean of.
@@ -81,7 +81,7 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
     }
     let step_ns = steps.iter().sum::<u64>() / count;
     let work_ns = work_bound_ns(input, models.plain(), &batches).min(step_ns);
-    let without = Candidate { recompute: Recompute::None, ..candidate };
+    let without = Candidate { recompute: Recomputation::NONE, ..candidate };
     let recomputed_ns = work_bound_ns(input, models.of(&candidate), &batches).saturating_sub(work_bound_ns(
         input,
         models.of(&without),

@@ -1,13 +1,12 @@
 //! The outcome of a search, and the plan of a file, in words for people.
 
 use crate::objective::Objective;
-use crate::only::recompute_name;
 use crate::outcome::{Outcome, StopReason};
 use crate::rivals::Rival;
 use dflop_types::number::{self, ms_alone, percent, times};
 use dflop_types::{
-    Layout, ModelProfile, Plan, RankedPlan, Recompute, Rejection, SearchedSpace, WayPrediction, Zero,
-    counted, memory_size, thousands,
+    Layout, ModelProfile, Plan, RankedPlan, Rejection, SearchedSpace, WayPrediction, Zero, counted,
+    memory_size, thousands,
 };
 use std::fmt::Write as _;
 
@@ -19,8 +18,8 @@ fn degrees(plan: &RankedPlan) -> String {
     } else {
         layout.to_string()
     };
-    if plan.recompute != Recompute::None {
-        let _ = write!(text, ", {} recomputation", recompute_name(plan.recompute));
+    if !plan.recompute.is_none() {
+        let _ = write!(text, ", {} recomputation", plan.recompute);
     }
     text
 }
@@ -154,7 +153,7 @@ fn choice(
 ) {
     let prediction = &best.prediction;
     let is_colocated = best.layout.is_colocated();
-    if is_plain(&best.layout) && best.recompute == Recompute::None {
+    if is_plain(&best.layout) && best.recompute.is_none() {
         let microbatches =
             counted(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches");
         let _ = writeln!(text, "plan: {}, {microbatches}, {}", degrees(best), best.pipeline_order);
@@ -226,7 +225,7 @@ pub fn gain(ways: &[WayPrediction], best: &RankedPlan) -> String {
 
 fn table(text: &mut String, ranked: &[RankedPlan]) {
     text.push_str("\nthe best and its runners-up\n");
-    if !ranked.iter().all(|plan| is_plain(&plan.layout) && plan.recompute == Recompute::None) {
+    if !ranked.iter().all(|plan| is_plain(&plan.layout) && plan.recompute.is_none()) {
         return mixed_table(text, ranked);
     }
     let header = ["", "step ms", "+- ms", "idle", "encoder dp", "llm pp", "llm dp", "microbatches"];

@@ -59,10 +59,13 @@ fn keys(candidate: &Candidate) -> [(Component, Key); 2] {
     let dp = if layout.zero == Zero::Nothing { 1 } else { llm.dp };
     let of_llm = ComponentLayout { dp, ..llm };
     [
-        (Component::Encoder, (encoder, 1, layout.encoder_cut, copies, layout.zero, candidate.recompute)),
+        (
+            Component::Encoder,
+            (encoder, 1, layout.encoder_cut, copies, layout.zero, candidate.recompute.encoder),
+        ),
         (
             Component::Llm,
-            (of_llm, layout.llm_interleave, layout.llm_cut, copies, layout.zero, candidate.recompute),
+            (of_llm, layout.llm_interleave, layout.llm_cut, copies, layout.zero, candidate.recompute.llm),
         ),
     ]
 }

@@ -54,14 +54,16 @@ const ALL_TRIED_MAX: usize = 4 * TRIED_MAX;
 const WHOLE_MAX: usize = 2;
 
 /// Colocated runners-up that the whole search is tried on, with one batch, to see whether it puts them in front. Only those
-/// whose first answers are at most a quarter slower than the best are tried.
+/// whose first answers are at most a quarter slower than the best are tried, and of large batches no more than are judged
+/// first.
 const TRIED_WHOLE_MAX: usize = 3;
 
 /// Pipelines that are judged even if all candidates in front are colocated, so that people see what a pipeline takes.
 const PIPELINES: usize = 2;
 
 /// Colocated candidates that are judged though the estimate says that they lack memory, if it also says that they would be
-/// in front. The estimate scales the mean sample, and is some percent off where memory is all but full.
+/// in front; no more than are judged first where batches are large. The estimate scales the mean sample, and is some percent
+/// off where memory is all but full.
 const TIGHT: usize = 8;
 
 /// Candidates judged at once. It does not depend on the number of cores, so that a search does the same on any machine.
@@ -71,6 +73,11 @@ const AT_ONCE: usize = 8;
 /// there because estimates are some percent off.
 const fn far(step_ns: u64) -> u64 {
     step_ns.saturating_add(step_ns / 12)
+}
+
+/// How many candidates are judged on the first batch, if it has so many samples.
+fn first_of(num_samples: usize) -> usize {
+    (FIRST_SAMPLES / num_samples.max(1)).clamp(FIRST_MIN, FIRST_MAX)
 }
 
 /// A contender and its judged batches.
@@ -102,7 +109,7 @@ pub(crate) fn judge(
     let Held { batches, run } = held;
     contenders.par_sort_unstable_by(|a, b| (&a.rough, &a.candidate).cmp(&(&b.rough, &b.candidate)));
     let size = batches[0].len().max(1);
-    let first = (FIRST_SAMPLES / size).clamp(FIRST_MIN, FIRST_MAX);
+    let first = first_of(size);
     let mut waiting = contenders.into_iter().peekable();
     let mut num_tried = 0;
     // It may be that no candidate that fits the sampled batches fits the heaviest batches of the run. Then the next
@@ -140,7 +147,7 @@ pub(crate) fn judge(
             let is_tight = |one: &Contender| {
                 !is_pipeline(one) && one.rough.is_over && best_ns.is_some_and(|ns| one.rough.step_ns < ns)
             };
-            let next = taken(&mut left, TIGHT, is_tight);
+            let next = taken(&mut left, TIGHT.min(first), is_tight);
             let verdicts = judged_first(input, models, next, batches, best_ns)?;
             sort_out(verdicts, &mut judged, found);
         }
@@ -412,14 +419,14 @@ fn promote(
     found: &mut Found,
     searched: &mut BTreeMap<Candidate, Verdict>,
 ) -> Result<Option<Candidate>, PlanError> {
+    let most = first_of(batches[0].len()).min(TRIED_WHOLE_MAX + 1);
     let Some(best) = found.ranked.first().copied().filter(|best| best.layout.is_colocated()) else {
         return Ok(None);
     };
     let best_ns = found.value_ns(&best);
     let is_near =
         |plan: &&RankedPlan| plan.layout.is_colocated() && found.value_ns(plan) <= best_ns + best_ns / 4;
-    let tried: Vec<Candidate> =
-        found.ranked.iter().filter(is_near).take(TRIED_WHOLE_MAX + 1).map(Candidate::from).collect();
+    let tried: Vec<Candidate> = found.ranked.iter().filter(is_near).take(most).map(Candidate::from).collect();
     let verdicts: Vec<(Candidate, Verdict)> = tried
         .par_iter()
         .map(|candidate| {

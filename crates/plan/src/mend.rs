@@ -6,9 +6,9 @@ use crate::error::PlanError;
 use crate::evaluate::judge_batch;
 use crate::input::SearchInput;
 use crate::models::Models;
-use crate::only::recompute_name;
+use crate::rivals::words;
 use crate::space::{Candidate, Rules};
-use dflop_types::{Component, Layout, RankedPlan, Recompute, Rejection, SampleIndex};
+use dflop_types::{Component, RankedPlan, Recomputation, Recompute, Rejection, SampleIndex};
 
 /// The most recomputing pipelines that are judged until one fits.
 const TRIED: usize = 6;
@@ -24,13 +24,6 @@ pub struct Mend {
     pub step_ns: u64,
 }
 
-fn words(layout: &Layout, recompute: Recompute) -> String {
-    match recompute {
-        Recompute::None => layout.to_string(),
-        mode => format!("{layout}, {} recomputation", recompute_name(mode)),
-    }
-}
-
 /// One mend for each component whose ranks lack memory in some candidate: the fastest candidate of that kind that fits.
 ///
 /// Ranked plans are looked at first. If no pipeline is among them, pipelines with full recomputation are judged on the
@@ -38,7 +31,7 @@ fn words(layout: &Layout, recompute: Recompute) -> String {
 pub(crate) fn mends(
     input: &SearchInput<'_>,
     models: &Models,
-    known: &Known,
+    known: &Known<'_>,
     batches: &[Vec<SampleIndex>],
     ranked: &[RankedPlan],
     rejections: &[Rejection],
@@ -52,16 +45,17 @@ pub(crate) fn mends(
     if lacks(Component::Both)
         && let Some(plan) = ranked.iter().find(|plan| plan.layout.is_colocated())
     {
-        let words = words(&plan.layout, plan.recompute);
+        let words = words(&plan.layout.to_string(), plan.recompute);
         found.push(Mend { component: Component::Both, words, step_ns: plan.prediction.step_ns_mean });
     }
     let of_pipelines: Vec<Component> =
         [Component::Encoder, Component::Llm].into_iter().filter(|component| lacks(*component)).collect();
-    if of_pipelines.is_empty() || !models.modes().contains(&Recompute::Full) {
+    let full = Recomputation::both(Recompute::Full);
+    if of_pipelines.is_empty() || !models.modes().contains(&full) {
         return Ok(found);
     }
     if let Some(plan) = ranked.iter().find(|plan| !plan.layout.is_colocated()) {
-        let words = words(&plan.layout, plan.recompute);
+        let words = words(&plan.layout.to_string(), plan.recompute);
         let mend =
             |component| Mend { component, words: words.clone(), step_ns: plan.prediction.step_ns_mean };
         found.extend(of_pipelines.into_iter().map(mend));
@@ -69,11 +63,8 @@ pub(crate) fn mends(
     }
     let rules = Rules::of(input, models.plain());
     let space = rules.pipelines(rules.plain(), |layout| vec![*layout]);
-    let mut candidates: Vec<Candidate> = space
-        .candidates
-        .into_iter()
-        .map(|candidate| Candidate { recompute: Recompute::Full, ..candidate })
-        .collect();
+    let mut candidates: Vec<Candidate> =
+        space.candidates.into_iter().map(|candidate| Candidate { recompute: full, ..candidate }).collect();
     candidates.sort_unstable();
     candidates.dedup();
     let mut able = contenders(input, models, known, &candidates, &mut Vec::new())?;
@@ -83,7 +74,7 @@ pub(crate) fn mends(
         let candidate = contender.candidate;
         let scheduler = candidate.scheduler(input, models)?;
         if let Ok(judged) = judge_batch(&scheduler, 0, &batches[0], &|| true)? {
-            let words = words(&candidate.layout, candidate.recompute);
+            let words = words(&candidate.layout.to_string(), candidate.recompute);
             let mend = |component| Mend { component, words: words.clone(), step_ns: judged.makespan_ns() };
             found.extend(of_pipelines.iter().map(|component| mend(*component)));
             break;

@@ -6,9 +6,13 @@ use crate::input::SearchInput;
 use crate::space::Candidate;
 use dflop_cost::{ComponentSettings, CostModel, CostSettings};
 use dflop_step::tensor_degrees;
-use dflop_types::Recompute;
+use dflop_types::{Recomputation, Recompute};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Up to so many ranks, components with different modes of recomputation are tried where nobody asks for them. On more ranks
+/// they would take half as long again as the rest of the search, and a rank has memory to spare: states are cut over all.
+const UNEQUAL_RANKS: u32 = 128;
 
 /// How the encoder and the LLM backbone run: for each, the ranks that a layer is cut over, and what it recomputes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,8 +24,13 @@ pub(crate) struct Way {
 impl Way {
     const PLAIN: Self = Self { encoder: (1, Recompute::None), llm: (1, Recompute::None) };
 
-    fn new([encoder, llm]: [u32; 2], mode: Recompute) -> Self {
-        Self { encoder: (encoder, mode), llm: (llm, mode) }
+    fn new([encoder, llm]: [u32; 2], modes: Recomputation) -> Self {
+        Self { encoder: (encoder, modes.encoder), llm: (llm, modes.llm) }
+    }
+
+    /// What its components recompute.
+    pub(crate) const fn modes(&self) -> Recomputation {
+        Recomputation { encoder: self.encoder.1, llm: self.llm.1 }
     }
 }
 
@@ -38,7 +47,7 @@ pub(crate) struct Models {
     by_way: BTreeMap<Way, Arc<CostModel>>,
     /// Tensor degrees of encoder and LLM backbone: each pair for which there is a model.
     degrees: Vec<[u32; 2]>,
-    modes: Vec<Recompute>,
+    modes: Vec<Recomputation>,
 }
 
 impl Models {
@@ -69,15 +78,21 @@ impl Models {
             Ok::<_, PlanError>(Arc::new(model.with_ranks_per_node(nodes)))
         };
         let mut by_way = BTreeMap::from([(Way::PLAIN, with(Way::PLAIN)?)]);
-        let mut modes = vec![Recompute::None];
-        for mode in [Recompute::Selective, Recompute::Full] {
-            let way = Way::new([1, 1], mode);
+        let asked_modes = input.only.first_modes();
+        // A frozen encoder keeps nothing for a backward. What it would recompute makes no difference.
+        let is_free = Recomputation::all().all(|modes| input.only.has_modes(modes));
+        let has_unequal = input.trained.encoder && (input.cluster.num_ranks <= UNEQUAL_RANKS || !is_free);
+        let is_distinct =
+            |modes: &Recomputation| has_unequal || modes.of_both().is_some() || *modes == asked_modes;
+        let mut modes = vec![Recomputation::NONE];
+        for pair in Recomputation::all().filter(|modes| !modes.is_none()).filter(is_distinct) {
+            let way = Way::new([1, 1], pair);
             match with(way) {
-                Err(error) if input.only.first_mode() == mode => return Err(error),
+                Err(error) if asked_modes == pair => return Err(error),
                 Err(_) => {}
                 Ok(found) => {
                     by_way.insert(way, found);
-                    modes.push(mode);
+                    modes.push(pair);
                 }
             }
         }
@@ -85,12 +100,12 @@ impl Models {
         let mut degrees = Vec::new();
         for pair in pairs {
             let is_asked = (0..2).all(|at| pair[at] == 1 || asked[at].is_some());
-            match with(Way::new(pair, Recompute::None)) {
+            match with(Way::new(pair, Recomputation::NONE)) {
                 Err(error) if is_asked => return Err(error),
                 Err(_) => continue,
-                Ok(found) => by_way.insert(Way::new(pair, Recompute::None), found),
+                Ok(found) => by_way.insert(Way::new(pair, Recomputation::NONE), found),
             };
-            for &mode in modes.iter().filter(|mode| **mode != Recompute::None) {
+            for &mode in modes.iter().filter(|mode| !mode.is_none()) {
                 match with(Way::new(pair, mode)) {
                     Err(error) if is_asked => return Err(error),
                     Err(_) => {}
@@ -104,8 +119,9 @@ impl Models {
         Ok(Self { by_way, degrees, modes })
     }
 
-    /// The modes of recomputation for which there is a model; `Recompute::None` comes first.
-    pub(crate) fn modes(&self) -> &[Recompute] {
+    /// The modes of recomputation for which there is a model. `Recomputation::NONE` comes first; each stands behind those
+    /// that recompute less.
+    pub(crate) fn modes(&self) -> &[Recomputation] {
         &self.modes
     }
 
@@ -129,13 +145,18 @@ impl Models {
         self.by_way.contains_key(&Way::from(candidate))
     }
 
+    /// The model of a way; if there is none, that of the plain way.
+    pub(crate) fn of_way(&self, way: &Way) -> &CostModel {
+        self.by_way.get(way).unwrap_or_else(|| self.plain())
+    }
+
     /// The model of a candidate. If its way was not measured, the model of the plain way.
     pub(crate) fn of(&self, candidate: &Candidate) -> &Arc<CostModel> {
         self.by_way.get(&Way::from(candidate)).unwrap_or_else(|| self.plain())
     }
 
-    /// The model of layers cut over so many ranks, in a mode of recomputation; `None` if that was not measured.
-    pub(crate) fn cut(&self, degrees: [u32; 2], mode: Recompute) -> Option<&Arc<CostModel>> {
-        self.by_way.get(&Way::new(degrees, mode))
+    /// The model of layers cut over so many ranks, in these modes of recomputation; `None` if that was not measured.
+    pub(crate) fn cut(&self, degrees: [u32; 2], modes: Recomputation) -> Option<&Arc<CostModel>> {
+        self.by_way.get(&Way::new(degrees, modes))
     }
 }

@@ -1,6 +1,6 @@
 //! The choice of candidates that `dflop plan --only` makes, for example `colocated=true,zero=2`.
 
-use dflop_types::{Layout, Placement, Recompute, Zero};
+use dflop_types::{Layout, Placement, Recomputation, Recompute, Zero};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
@@ -27,7 +27,8 @@ pub struct Only {
     llm_interleave: Option<u32>,
     placement: Option<Placement>,
     zero: Option<Zero>,
-    recompute: Option<Recompute>,
+    encoder_recompute: Option<Recompute>,
+    llm_recompute: Option<Recompute>,
     cut: Option<Cut>,
 }
 
@@ -56,7 +57,7 @@ pub enum ParseOnlyError {
     },
 }
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 13] = [
     "encoder.tp",
     "encoder.pp",
     "encoder.dp",
@@ -67,6 +68,8 @@ const NAMES: [&str; 11] = [
     "colocated",
     "zero",
     "recompute",
+    "encoder.recompute",
+    "llm.recompute",
     "cut",
 ];
 
@@ -113,12 +116,14 @@ impl FromStr for Only {
                     });
                 }
                 _ => {
-                    only.recompute = Some(match value {
-                        "none" => Recompute::None,
-                        "selective" => Recompute::Selective,
-                        "full" => Recompute::Full,
-                        _ => return Err(wrong("`none`, `selective` or `full`")),
-                    });
+                    let mode = Recompute::ALL.into_iter().find(|mode| mode.name() == value);
+                    let mode = Some(mode.ok_or_else(|| wrong("`none`, `selective` or `full`"))?);
+                    if name != "llm.recompute" {
+                        only.encoder_recompute = mode;
+                    }
+                    if name != "encoder.recompute" {
+                        only.llm_recompute = mode;
+                    }
                 }
             }
         }
@@ -129,6 +134,8 @@ impl FromStr for Only {
 impl fmt::Display for Only {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = |name: &str, number: Option<u32>| number.map(|number| format!("{name}={number}"));
+        let mode = |name: &str, mode: Option<Recompute>| mode.map(|mode| format!("{name}={}", mode.name()));
+        let of_both = self.encoder_recompute.filter(|_| self.encoder_recompute == self.llm_recompute);
         let parts = [
             number("encoder.tp", self.encoder_tp),
             number("encoder.pp", self.encoder_pp),
@@ -139,19 +146,12 @@ impl fmt::Display for Only {
             number("llm.interleave", self.llm_interleave),
             self.placement.map(|placement| format!("colocated={}", placement == Placement::Colocated)),
             number("zero", self.zero.map(|zero| u32::from(u8::from(zero)))),
-            self.recompute.map(|recompute| format!("recompute={}", recompute_name(recompute))),
+            mode("recompute", of_both),
+            mode("encoder.recompute", self.encoder_recompute.filter(|_| of_both.is_none())),
+            mode("llm.recompute", self.llm_recompute.filter(|_| of_both.is_none())),
             self.cut.map(|cut| format!("cut={}", if cut == Cut::Even { "even" } else { "uneven" })),
         ];
         f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(","))
-    }
-}
-
-/// The name of a mode, as files and people write it.
-pub(crate) const fn recompute_name(recompute: Recompute) -> &'static str {
-    match recompute {
-        Recompute::None => "none",
-        Recompute::Selective => "selective",
-        Recompute::Full => "full",
     }
 }
 
@@ -202,14 +202,16 @@ impl Only {
         [self.encoder_tp, self.llm_tp]
     }
 
-    /// Whether candidates may use this mode of recomputation.
-    pub(crate) fn has_mode(&self, recompute: Recompute) -> bool {
-        self.recompute.is_none_or(|wanted| wanted == recompute)
+    /// Whether candidates may use these modes of recomputation.
+    pub(crate) fn has_modes(&self, recompute: Recomputation) -> bool {
+        self.encoder_recompute.is_none_or(|wanted| wanted == recompute.encoder)
+            && self.llm_recompute.is_none_or(|wanted| wanted == recompute.llm)
     }
 
-    /// The mode of recomputation that a pipeline is tried with first: the one asked for, else none.
-    pub(crate) fn first_mode(&self) -> Recompute {
-        self.recompute.unwrap_or(Recompute::None)
+    /// The modes of recomputation that a candidate is tried with first: those asked for, else none.
+    pub(crate) fn first_modes(&self) -> Recomputation {
+        let [encoder, llm] = [self.encoder_recompute, self.llm_recompute].map(Option::unwrap_or_default);
+        Recomputation { encoder, llm }
     }
 }
 
@@ -223,6 +225,16 @@ mod tests {
         let only: Only = text.parse().unwrap();
         assert_eq!(only.to_string(), text);
         assert_eq!("".parse::<Only>(), Ok(Only::default()));
+        let each: Only = "encoder.recompute=none,llm.recompute=full".parse().unwrap();
+        assert_eq!(each.to_string(), "encoder.recompute=none,llm.recompute=full");
+        assert_eq!("llm.recompute=full".parse::<Only>().unwrap().to_string(), "llm.recompute=full");
+        let both: Only = "encoder.recompute=full,llm.recompute=full".parse().unwrap();
+        assert_eq!(both, "recompute=full".parse().unwrap());
+        // What is said last counts, as for every other part.
+        assert_eq!(
+            "recompute=full,encoder.recompute=none".parse::<Only>().unwrap(),
+            "llm.recompute=full,encoder.recompute=none".parse().unwrap()
+        );
         assert_eq!(" zero = 3 ".replace(' ', "").parse::<Only>().unwrap().to_string(), "zero=3");
     }
 
@@ -234,7 +246,7 @@ mod tests {
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
         assert_eq!(
             error("dp=2"),
-            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave, colocated, zero, recompute, cut"
+            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave, colocated, zero, recompute, encoder.recompute, llm.recompute, cut"
         );
     }
 }

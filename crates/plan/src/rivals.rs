@@ -14,15 +14,16 @@ use crate::error::PlanError;
 use crate::funnel::WHOLE_SAMPLES_MAX;
 use crate::input::SearchInput;
 use crate::models::Models;
-use crate::only::recompute_name;
 use crate::space::{Candidate, Rules, colocated, divisors, microbatch_counts};
-use crate::wide::colocated_groups;
+use crate::wide::{colocated_groups, first_modes};
 use crate::{baseline::refusal, only::Only};
 use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
 use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
 use dflop_sim::{Durations, order, simulate_interleaved};
 use dflop_step::{Arm, Method};
-use dflop_types::{Action, MicrobatchShape, Rank, Recompute, SampleIndex, StageIndex, Zero, cut_layers};
+use dflop_types::{
+    Action, Layout, MicrobatchShape, Rank, Recomputation, SampleIndex, StageIndex, Zero, cut_layers,
+};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 
@@ -70,8 +71,14 @@ pub(crate) fn rivals(
         whole = Models::cut_over(input, every.tensor_degrees())?;
         &whole
     };
-    let mut together =
-        colocated(ranks, nodes, input.global_batch_size, input.num_microbatches, models.modes(), &every);
+    let mut together = colocated(
+        ranks,
+        nodes,
+        input.global_batch_size,
+        input.num_microbatches,
+        &first_modes(models, &every),
+        &every,
+    );
     let rules = Rules { only: &every, ..Rules::of(input, models.plain()) };
     together.extend(colocated_groups(&rules, models));
     let mut rivals = Vec::new();
@@ -119,11 +126,9 @@ const fn none(name: &'static str) -> Rival {
     }
 }
 
-fn words(layout: &str, recompute: Recompute) -> String {
-    match recompute {
-        Recompute::None => layout.to_owned(),
-        mode => format!("{layout}, {} recomputation", recompute_name(mode)),
-    }
+/// A layout, and what is recomputed, if anything is.
+pub(crate) fn words(layout: &str, recompute: Recomputation) -> String {
+    if recompute.is_none() { layout.to_owned() } else { format!("{layout}, {recompute} recomputation") }
 }
 
 /// A mean step in nanoseconds, with the candidate and the arm that take it.
@@ -146,8 +151,10 @@ fn fastest(
             .filter(move |&is_ahead| ahead || !is_ahead)
             .map(move |is_ahead| Arm { method, is_ahead })
     });
-    let tries: Vec<(&Candidate, Arm)> =
-        arms.flat_map(|arm| candidates.iter().map(move |candidate| (candidate, arm))).collect();
+    let arms: Vec<Arm> = arms.collect();
+    let tries = |candidates: &[Candidate]| -> Vec<(Candidate, Arm)> {
+        arms.iter().flat_map(|&arm| candidates.iter().map(move |&candidate| (candidate, arm))).collect()
+    };
     let step = |candidate: &Candidate, arm: Arm, is_whole: bool| -> Result<Option<Timed>, PlanError> {
         let scheduler = candidate.scheduler(input, models)?;
         let mut sum = 0;
@@ -160,11 +167,13 @@ fn fastest(
         }
         Ok(Some((sum / batches.len().max(1) as u64, *candidate, arm)))
     };
-    let steps: Vec<Option<Timed>> = tries
-        .par_iter()
-        .map(|&(candidate, arm)| step(candidate, arm, false))
-        .collect::<Result<_, PlanError>>()?;
-    let mut steps: Vec<Timed> = steps.into_iter().flatten().collect();
+    let timed = |candidates: &[Candidate]| -> Result<Vec<Timed>, PlanError> {
+        let tries = tries(candidates);
+        let steps = tries.par_iter().map(|(candidate, arm)| step(candidate, *arm, false));
+        Ok(steps.collect::<Result<Vec<Option<Timed>>, PlanError>>()?.into_iter().flatten().collect())
+    };
+    let mut steps = timed(candidates)?;
+    steps.extend(timed(&unequal(models, candidates, &steps))?);
     steps.sort_by_key(|&(ns, candidate, _)| (ns, candidate));
     // A method that searches is not judged by its first answer alone. Its candidates in front have the whole search, as
     // ours have.
@@ -204,6 +213,27 @@ fn fastest(
     })
 }
 
+/// The colocated candidates once more, whose components recompute different things. Where a layout is the fastest without
+/// recomputation, as `steps` say, more of it gains nothing, and it has none of them.
+fn unequal(models: &Models, candidates: &[Candidate], steps: &[Timed]) -> Vec<Candidate> {
+    let fastest = |layout: &Layout| {
+        let of_layout = steps.iter().filter(|(_, candidate, _)| candidate.layout == *layout);
+        of_layout
+            .min_by_key(|(ns, candidate, _)| (*ns, *candidate))
+            .map(|(_, candidate, _)| candidate.recompute)
+    };
+    let is_tight = |candidate: &&Candidate| {
+        let is_base = candidate.layout.is_colocated() && candidate.recompute.is_none();
+        is_base && !fastest(&candidate.layout).is_some_and(Recomputation::is_none)
+    };
+    let modes = || models.modes().iter().filter(|modes| modes.of_both().is_none());
+    let tight = candidates.iter().filter(is_tight);
+    tight
+        .flat_map(|candidate| modes().map(|&recompute| Candidate { recompute, ..*candidate }))
+        .filter(|candidate| models.has(candidate))
+        .collect()
+}
+
 /// One way to run all ranks as pipelines of one shape.
 #[derive(Debug, Clone, Copy)]
 struct Pipelines {
@@ -214,8 +244,11 @@ struct Pipelines {
     chunks: u32,
     dp: u32,
     num_microbatches: u32,
-    recompute: Recompute,
+    recompute: Recomputation,
 }
+
+/// The mean step in nanoseconds, and the mean of its idle ratio.
+type Judged = (u64, f64);
 
 /// The numbers of chunks on a pipeline rank that are tried.
 const CHUNKS: [u32; 4] = [1, 2, 3, 4];
@@ -266,16 +299,15 @@ fn megatron(
             let counts = input
                 .num_microbatches
                 .map_or_else(|| round_counts(input.global_batch_size, pp, dp), |count| vec![count]);
+            let recompute = Recomputation::NONE;
             counts.into_iter().flat_map(move |num_microbatches| {
-                models.modes().iter().flat_map(move |&recompute| {
-                    CHUNKS.map(|chunks| Pipelines { tp, pp, chunks, dp, num_microbatches, recompute })
-                })
+                CHUNKS.map(|chunks| Pipelines { tp, pp, chunks, dp, num_microbatches, recompute })
             })
         })
         .filter(|way| way.has_rounds(num_layers))
         .collect();
     let count = batches.len().max(1);
-    let step = |way: &Pipelines| -> Option<(u64, f64)> {
+    let step = |way: &Pipelines| -> Option<Judged> {
         let model = models.cut(way.tp, way.recompute)?;
         let mut sums = (0, 0.0);
         for batch in batches {
@@ -284,9 +316,22 @@ fn megatron(
         }
         Some((sums.0 / count as u64, sums.1 / count as f64))
     };
-    let steps: Vec<Option<(u64, f64)>> = ways.par_iter().map(step).collect();
-    let best =
-        ways.iter().zip(steps).filter_map(|(way, step)| Some((way, step?))).min_by_key(|(_, (ns, _))| *ns);
+    // More recomputation never shortens a step of the same microbatches. So a mode is left out if one that recomputes less fits.
+    // Balance looks at times, which recomputation changes: there only unequal modes are left out for this.
+    let steps = |way: &Pipelines| {
+        let mut found: Vec<(Pipelines, Judged)> = Vec::new();
+        for &recompute in models.modes() {
+            let is_same = !is_balanced || recompute.of_both().is_none();
+            if is_same && found.iter().any(|(less, _)| less.recompute.is_at_most(recompute)) {
+                continue;
+            }
+            let way = Pipelines { recompute, ..*way };
+            found.extend(step(&way).map(|judged| (way, judged)));
+        }
+        found
+    };
+    let found: Vec<(Pipelines, Judged)> = ways.par_iter().flat_map_iter(steps).collect();
+    let best = found.into_iter().min_by_key(|(_, (ns, _))| *ns);
     best.map_or_else(
         || none(name),
         |(way, (ns, idle_ratio))| Rival {

@@ -208,7 +208,8 @@ pub(crate) struct Rough {
     /// The step of a pipeline if every sample were the mean one: (microbatches + stages - 1) x the longest stage, in
     /// nanoseconds (DFLOP, Algorithm 1).
     pub(crate) at_mean_ns: u64,
-    /// Whether a pipeline would hold more microbatches at once than memory allows.
+    /// Whether memory is short of what would be fastest: in a pipeline of the microbatches in flight that its order wants, in
+    /// a colocated layout of one microbatch a step.
     pub(crate) is_tight: bool,
 }
 
@@ -259,9 +260,9 @@ pub(crate) fn rough(
     let chunks = f64::from(candidate.layout.llm_interleave);
     let hops = f64::from(candidate.layout.num_stages()) - 1.0;
     let transfers_ns = 2.0 * hops * model.transfer_ns(tokens) as f64;
-    let in_flight = memory_budget_bytes
-        .map_or(f64::INFINITY, |budget| in_flight(candidate, facts, budget, batch))
-        .min(num_stages);
+    let rooms =
+        memory_budget_bytes.map_or([f64::INFINITY; 2], |budget| rooms(candidate, facts, budget, batch));
+    let in_flight = rooms[0].min(rooms[1]).min(num_stages);
     // Samples on interleaved stages are placed under the lists of the pipeline order, which cannot hold fewer microbatches
     // where memory is short.
     let is_over = in_flight < if candidate.layout.is_interleaved() { num_stages } else { 1.0 };
@@ -281,7 +282,7 @@ pub(crate) fn rough(
         step_ns += encoder_stage_ns.max(weight * longest_ns).max(round_ns) * count as f64;
     });
     let at_mean_ns = (m as f64 + num_stages - 1.0) * encoder_stage_ns.max(longest_ns);
-    let is_tight = bound_factor > 1.0;
+    let is_tight = rooms[0].min(rooms[1]) < AMPLE * num_stages;
     Rough { is_over, step_ns: (step_ns * bound_factor) as u64, at_mean_ns: at_mean_ns as u64, is_tight }
 }
 
@@ -333,14 +334,19 @@ fn colocated(
     let largest_ns = batch.encoder_largest_ns as f64 + batch.largest_ns;
     let tail_ns = model.colocated_tail(sharding).ns as f64;
     let step_ns = (work_ns.max(largest_ns) + tail_ns) as u64;
-    Rough { is_over, step_ns, at_mean_ns: 0, is_tight: m > 1 }
+    Rough { is_over, step_ns, at_mean_ns: 0, is_tight: m > 1 || is_over }
 }
 
-/// How many microbatches of mean size the fullest rank has room for, beside its part of the model.
+/// Room for so many times the microbatches in flight is memory enough. The estimate knows the mean microbatch and the largest
+/// sample; the scheduler needs some room to pack others in.
+pub(crate) const AMPLE: f64 = 1.25;
+
+/// How many microbatches of mean size the fullest rank of the encoder has room for, and that of the LLM backbone, beside its
+/// part of the model.
 ///
 /// If stages are interleaved: the room divided by what the rank's list holds at once, times the number of stages. So the
 /// list fits if the answer is at least the number of stages.
-fn in_flight(candidate: &Candidate, facts: &Facts, budget_bytes: u64, batch: &BatchSizes) -> f64 {
+pub(crate) fn rooms(candidate: &Candidate, facts: &Facts, budget_bytes: u64, batch: &BatchSizes) -> [f64; 2] {
     let m = u64::from(candidate.num_microbatches);
     // Of the microbatches in flight one holds the largest sample; all others are of mean size.
     let of = |fixed_bytes: u64, bytes: u64, replicas: u32| {
@@ -358,15 +364,15 @@ fn in_flight(candidate: &Candidate, facts: &Facts, budget_bytes: u64, batch: &Ba
         let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into()) + embedding + head;
         of(fixed_bytes, bytes, llm.dp)
     };
-    let (Some(first), Some(last)) = (facts.stages.first(), facts.stages.last()) else { return room };
+    let (Some(first), Some(last)) = (facts.stages.first(), facts.stages.last()) else { return [room; 2] };
     let [first, last] = [of_stage(first.stage, first_bytes), of_stage(last.stage, last_bytes)];
     if candidate.layout.is_interleaved() {
         let [of_encoder, of_first, of_last] = wanted(&candidate.layout, candidate.num_microbatches);
-        let part = (room / of_encoder).min(first / of_first).min(last / of_last);
-        return part * f64::from(facts.num_stages() + encoder.pp);
+        let parts = [room / of_encoder, (first / of_first).min(last / of_last)];
+        return parts.map(|part| part * f64::from(facts.num_stages() + encoder.pp));
     }
     // The first stage holds the most microbatches; each stage after it holds one less.
-    room.min(first + 1.0).min(last + f64::from(facts.num_stages()))
+    [room, (first + 1.0).min(last + f64::from(facts.num_stages()))]
 }
 
 /// How many microbatches the lists of interleaved stages hold at once: on the encoder's first stage, on the first LLM rank,

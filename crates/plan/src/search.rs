@@ -15,7 +15,7 @@ use crate::outcome::{Outcome, StopReason, group};
 use crate::rivals::{Rival, rivals};
 use crate::run_memory::{Held, Run};
 use crate::space::{Candidate, Rules, Space, colocated};
-use crate::wide::{colocated_groups, recomputing, ways, wide};
+use crate::wide::{colocated_groups, first_modes, recomputing, ways, wide};
 use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, check_samples};
@@ -143,24 +143,31 @@ struct Candidates {
 }
 
 /// All candidates, made in three rounds: colocated ones and plain pipelines; pipelines of other degrees; pipelines that
-/// recompute. Each round looks at what the rounds before it found.
+/// recompute, and colocated ones whose components recompute different things. Each round looks at what the rounds before it found.
 fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result<Candidates, PlanError> {
     let rules = Rules::of(input, models.plain());
     let of_layout = |layout: &Layout| {
-        let probe = Candidate { layout: *layout, num_microbatches: 1, recompute: input.only.first_mode() };
+        let probe = Candidate { layout: *layout, num_microbatches: 1, recompute: input.only.first_modes() };
         ways(input, models.of(&probe), &known.of(&probe).sizes[0], layout)
     };
     let Space { mut candidates, mut rejections } = rules.pipelines(rules.plain(), of_layout);
     let [num_ranks, ranks_per_node] = rules.ranks;
     let (size, own) = (rules.global_batch_size, rules.num_microbatches);
-    candidates.extend(colocated(num_ranks, ranks_per_node, size, own, models.modes(), &input.only));
+    candidates.extend(colocated(
+        num_ranks,
+        ranks_per_node,
+        size,
+        own,
+        &first_modes(models, &input.only),
+        &input.only,
+    ));
     candidates.extend(colocated_groups(&rules, models));
     let mut all = contenders(input, models, known, &candidates, &mut rejections)?;
     let wide = wide(input, &rules, models, known, &all);
     rejections.extend(wide.space.rejections);
     all.extend(contenders(input, models, known, &wide.space.candidates, &mut rejections)?);
     candidates.extend(wide.space.candidates);
-    let more = recomputing(input, models, known, &candidates, &all);
+    let more = recomputing(input, models, known, &candidates, &all)?;
     all.extend(contenders(input, models, known, &more.space.candidates, &mut rejections)?);
     let left_out_ns = [wide.left_out_ns, more.left_out_ns].concat();
     let number = (all.len() + rejections.len() + left_out_ns.len()) as u64;
@@ -278,7 +285,7 @@ fn fitting_num_microbatches(
     input: &SearchInput<'_>,
     own: u32,
     models: &Models,
-    known: &Known,
+    known: &Known<'_>,
     batches: &[Vec<SampleIndex>],
 ) -> Result<Option<u32>, PlanError> {
     let rules = Rules { num_microbatches: None, ..Rules::of(input, models.plain()) };

@@ -5,7 +5,7 @@ use crate::input::SearchInput;
 use crate::only::Only;
 use dflop_cost::CostModel;
 use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
-use dflop_types::{Component, ComponentLayout, Layout, Recompute, Rejection, Zero};
+use dflop_types::{Component, ComponentLayout, Layout, Recomputation, Rejection, Zero};
 use std::collections::BTreeSet;
 
 /// A plan being judged.
@@ -15,8 +15,8 @@ pub struct Candidate {
     pub layout: Layout,
     /// Microbatches of a step, on each LLM replica.
     pub num_microbatches: u32,
-    /// What the layers of both components recompute.
-    pub recompute: Recompute,
+    /// What the layers of each component recompute.
+    pub recompute: Recomputation,
 }
 
 /// Candidates, and which of them are ruled out by their numbers alone.
@@ -115,14 +115,15 @@ pub(crate) fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u3
 /// memory, so this is only a limit.
 pub(crate) const COLOCATED_MICROBATCHES: u32 = 16;
 
-/// All colocated candidates: both components on every rank, with each sharding and each mode of recomputation. If there
-/// are several nodes, parameters are also sharded over the ranks of one node only: then every node holds a whole copy.
+/// All colocated candidates: both components on every rank, with each sharding and with these modes of recomputation. If
+/// there are several nodes, parameters are also sharded over the ranks of one node only: then every node holds a whole
+/// copy.
 pub(crate) fn colocated(
     num_ranks: u32,
     ranks_per_node: u32,
     global_batch_size: u32,
     num_microbatches: Option<u32>,
-    modes: &[Recompute],
+    modes: &[Recomputation],
     only: &Only,
 ) -> Vec<Candidate> {
     let has_nodes =
@@ -143,7 +144,7 @@ pub(crate) fn colocated(
         .filter(|layout| only.has_layout(layout))
         .flat_map(|layout| {
             let of = move |recompute| Candidate { layout, num_microbatches: most, recompute };
-            modes.iter().copied().filter(|&mode| only.has_mode(mode)).map(of)
+            modes.iter().copied().filter(|&mode| only.has_modes(mode)).map(of)
         })
         .collect()
 }
@@ -215,7 +216,7 @@ impl<'a> Rules<'a> {
                 let of = |&num_microbatches| Candidate {
                     layout,
                     num_microbatches,
-                    recompute: self.only.first_mode(),
+                    recompute: self.only.first_modes(),
                 };
                 space.candidates.extend(counts.iter().map(of));
             }
@@ -255,6 +256,7 @@ impl<'a> Rules<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dflop_types::Recompute;
     use proptest::prelude::*;
 
     fn space(
@@ -363,7 +365,7 @@ mod tests {
     #[test]
     fn colocated_ranks_shard_over_all_of_them_or_over_a_node() {
         let of = |ranks, only: &str| {
-            let modes = [Recompute::None, Recompute::Full];
+            let modes = [Recompute::None, Recompute::Full].map(Recomputation::both);
             colocated(ranks, 8, 256, None, &modes, &only.parse().unwrap())
         };
         assert_eq!(of(64, "").len(), 2 * 5);

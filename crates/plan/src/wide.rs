@@ -6,14 +6,18 @@
 
 use crate::bound::work_min_ns;
 use crate::contender::{Contender, Known};
+use crate::error::PlanError;
+use crate::facts::Facts;
 use crate::input::{SearchEffort, SearchInput};
 use crate::models::Models;
-use crate::rough::BatchSizes;
+use crate::only::Only;
+use crate::rough::{AMPLE, BatchSizes, rooms};
 use crate::space::{Candidate, Rules, Space, layouts_with};
 use dflop_cost::{CostModel, RankRole, Sharding};
 use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
-use dflop_types::{Component, ComponentLayout, Layout, Recompute, Zero};
-use std::collections::{BTreeSet, HashSet};
+use dflop_types::{Component, ComponentLayout, Layout, Recomputation, Zero};
+use rayon::prelude::*;
+use std::collections::{BTreeSet, HashMap};
 
 /// Numbers of encoder stages that are tried where none is asked for.
 const ENCODER_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
@@ -31,7 +35,7 @@ pub(crate) fn wide(
     input: &SearchInput<'_>,
     rules: &Rules<'_>,
     models: &Models,
-    known: &Known,
+    known: &Known<'_>,
     plain: &[Contender],
 ) -> Wide {
     let limit_ns = limit_ns(input, plain);
@@ -47,7 +51,7 @@ pub(crate) fn wide(
             let layouts = layouts.into_iter().filter(|layout| !is_plain.contains(layout)).collect();
             let mut left_out_ns = Vec::new();
             let space = rules.pipelines(layouts, |layout| {
-                let recompute = rules.only.first_mode();
+                let recompute = rules.only.first_modes();
                 let probe = Candidate { layout: *layout, num_microbatches: 1, recompute };
                 let (model, known) = (models.of(&probe), known.of(&probe));
                 let least_ns = work_min_ns(model, layout, &known.works);
@@ -65,10 +69,10 @@ pub(crate) fn wide(
     wide
 }
 
-/// Colocated layouts whose layers are cut over several ranks, with each mode of recomputation there is.
+/// Colocated layouts whose layers are cut over several ranks, with the modes of recomputation of the first round.
 pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candidate> {
     let [num_ranks, ranks_per_node] = rules.ranks;
-    let mut candidates = Vec::new();
+    let (mut candidates, modes) = (Vec::new(), first_modes(models, rules.only));
     for &[encoder, tp] in models.degrees() {
         let is_within = num_ranks.is_multiple_of(tp) && ranks_per_node.is_multiple_of(tp);
         if encoder != tp || tp == 1 || !is_within {
@@ -92,8 +96,7 @@ pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candid
                 continue;
             }
             let of = |&recompute| Candidate { layout, num_microbatches: most, recompute };
-            let able = models.modes().iter().filter(|&&mode| rules.only.has_mode(mode)).map(of);
-            candidates.extend(able.filter(|candidate| models.has(candidate)));
+            candidates.extend(modes.iter().map(of).filter(|candidate| models.has(candidate)));
         }
     }
     candidates
@@ -109,46 +112,116 @@ fn limit_ns(input: &SearchInput<'_>, contenders: &[Contender]) -> Option<u64> {
     }
 }
 
-/// The pipelines of `candidates` once more, with recomputation. Those that have memory enough without, as `contenders` say,
-/// are no candidates. Those whose least work with recomputation already takes too long are left out: `left_out_ns` has one
-/// time for each of them.
+/// The modes of recomputation that colocated layouts are tried with first: the same for both components, or those that are
+/// asked for.
+pub(crate) fn first_modes(models: &Models, only: &Only) -> Vec<Recomputation> {
+    let is_first = |modes: &&Recomputation| modes.of_both().is_some() || **modes == only.first_modes();
+    models.modes().iter().filter(is_first).copied().filter(|&modes| only.has_modes(modes)).collect()
+}
+
+/// The candidates once more, with recomputation: pipelines as [`chain`] has them, and colocated layouts whose components
+/// recompute different things. Those that have memory enough without, as `contenders` say, are no candidates. Pipelines
+/// whose least work with recomputation already takes too long are left out: `left_out_ns` has one time for each of them.
+///
+/// # Errors
+/// As [`Facts::new`].
 pub(crate) fn recomputing(
     input: &SearchInput<'_>,
     models: &Models,
-    known: &Known,
+    known: &Known<'_>,
     candidates: &[Candidate],
     contenders: &[Contender],
-) -> Wide {
+) -> Result<Wide, PlanError> {
     let mut wide = Wide::default();
-    if input.memory_budget_bytes().is_none() {
-        return wide;
-    }
-    let is_ample = |one: &&Contender| input.effort == SearchEffort::Quick && !one.rough.is_tight;
-    let ample: HashSet<&Candidate> =
-        contenders.iter().filter(is_ample).map(|contender| &contender.candidate).collect();
-    let is_pipeline = |one: &&Candidate| !one.layout.is_colocated() && one.recompute == Recompute::None;
+    let Some(budget_bytes) = input.memory_budget_bytes() else { return Ok(wide) };
+    let first = input.only.first_modes();
+    let is_tight: HashMap<&Candidate, bool> =
+        contenders.iter().map(|contender| (&contender.candidate, contender.rough.is_tight)).collect();
+    let is_ample = |one: &Candidate| input.effort == SearchEffort::Quick && is_tight.get(one) == Some(&false);
     let tight: Vec<Candidate> =
-        candidates.iter().filter(is_pipeline).filter(|one| !ample.contains(one)).copied().collect();
+        candidates.iter().filter(|one| one.recompute == first && !is_ample(one)).copied().collect();
     let limit_ns = limit_ns(input, contenders);
-    let asked =
-        || models.modes().iter().filter(|&&mode| mode != Recompute::None && input.only.has_mode(mode));
-    for alike in tight.chunk_by(|a, b| a.layout == b.layout) {
-        for &recompute in asked() {
-            let of = |candidate: &Candidate| Candidate { recompute, ..*candidate };
-            let first = of(&alike[0]);
-            if !models.has(&first) {
-                continue;
-            }
-            // The least work is that of a layout, whatever its number of microbatches is.
-            let least_ns = work_min_ns(models.of(&first), &first.layout, &known.of(&first).works);
-            if limit_ns.is_some_and(|limit| least_ns > limit) {
-                wide.left_out_ns.extend(alike.iter().map(|_| least_ns));
-            } else {
-                wide.space.candidates.extend(alike.iter().map(of));
+    let tried_before = first_modes(models, &input.only);
+    let is_asked = |modes: &Recomputation| *modes != first && input.only.has_modes(*modes);
+    let every: Vec<Recomputation> = models.modes().iter().copied().filter(is_asked).collect();
+    let alike: Vec<&[Candidate]> = tight.chunk_by(|a, b| a.layout == b.layout).collect();
+    let of_layout = |alike: &&[Candidate]| -> Result<Vec<Candidate>, PlanError> {
+        let has_model = |modes: &&Recomputation| models.has(&Candidate { recompute: **modes, ..alike[0] });
+        let every: Vec<Recomputation> = every.iter().filter(has_model).copied().collect();
+        let has_unequal = every.iter().any(|modes| modes.of_both().is_none());
+        let mut more = Vec::new();
+        let mut add = |modes: &[Recomputation], candidate: &Candidate| {
+            more.extend(modes.iter().map(|&recompute| Candidate { recompute, ..*candidate }));
+        };
+        if alike[0].layout.is_colocated() {
+            let modes: Vec<_> = every.iter().copied().filter(|modes| !tried_before.contains(modes)).collect();
+            alike.iter().for_each(|candidate| add(&modes, candidate));
+        } else if input.effort == SearchEffort::Whole {
+            alike.iter().for_each(|candidate| add(&every, candidate));
+        } else {
+            let facts = Facts::new(models.of(&alike[0]), &alike[0].settings(input))?;
+            for candidate in *alike {
+                // What does not fit a sample alone is no contender. The estimate, which knows mean samples, says little of it. And a
+                // frozen encoder has no mode of its own: there is nothing to choose.
+                let modes = if is_tight.contains_key(candidate) && has_unequal {
+                    chain(candidate, &facts, budget_bytes, &every, known)
+                } else {
+                    every.clone()
+                };
+                add(&modes, candidate);
             }
         }
+        // Candidates that differ in the number of microbatches alone follow each other, as `contenders` asks for.
+        more.sort_by_key(|one: &Candidate| one.recompute);
+        Ok(more)
+    };
+    let more: Vec<Vec<Candidate>> = alike.par_iter().map(of_layout).collect::<Result<_, PlanError>>()?;
+    for alike in more.iter().flat_map(|more| more.chunk_by(|a, b| a.recompute == b.recompute)) {
+        let probe = &alike[0];
+        // The least work is that of a layout, whatever its number of microbatches is.
+        let least_ns = || work_min_ns(models.of(probe), &probe.layout, &known.of(probe).works);
+        match limit_ns.filter(|_| !probe.layout.is_colocated()) {
+            Some(limit) if least_ns() > limit => wide.left_out_ns.extend(alike.iter().map(|_| least_ns())),
+            _ => wide.space.candidates.extend(alike),
+        }
     }
-    wide
+    Ok(wide)
+}
+
+/// The modes of `every` that give a pipeline ever more room in memory, with the least recomputation for it: of the two
+/// components the one with less room recomputes more, until there is room for all the microbatches in flight that the order
+/// wants. All other modes recompute more and have no more room than one of these.
+fn chain(
+    candidate: &Candidate,
+    facts: &Facts,
+    budget_bytes: u64,
+    every: &[Recomputation],
+    known: &Known<'_>,
+) -> Vec<Recomputation> {
+    let wanted = AMPLE * f64::from(facts.num_stages() + candidate.layout.encoder.pp);
+    let rooms = |recompute: Recomputation| {
+        let one = Candidate { recompute, ..*candidate };
+        let of_batches = known.of(&one).sizes.iter().map(|batch| rooms(&one, facts, budget_bytes, batch));
+        of_batches.fold([wanted; 2], |least, found| [0, 1].map(|at| least[at].min(found[at])))
+    };
+    let mut modes = Vec::new();
+    let mut last = candidate.recompute;
+    loop {
+        let [of_encoder, of_llm] = rooms(last);
+        let is_encoder = of_encoder < of_llm;
+        let is_more = |modes: &&Recomputation| {
+            let (more, same) = if is_encoder {
+                (modes.encoder > last.encoder, modes.llm == last.llm)
+            } else {
+                (modes.llm > last.llm, modes.encoder == last.encoder)
+            };
+            more && same
+        };
+        let next = every.iter().filter(is_more).min();
+        let Some(&next) = next.filter(|_| of_encoder.min(of_llm) < wanted) else { return modes };
+        modes.push(next);
+        last = next;
+    }
 }
 
 /// The shardings and cuts of a pipeline that are worth a look. Cuts: the even one, and the one that makes the longest stage
@@ -191,7 +264,7 @@ fn shardings(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec
 /// Two numbers for each stage of a layout: the end of the step (reduction and optimizer) in nanoseconds, and the bytes that
 /// do not depend on samples.
 fn ends(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec<u64> {
-    let probe = Candidate { layout: *layout, num_microbatches: 1, recompute: Recompute::None };
+    let probe = Candidate { layout: *layout, num_microbatches: 1, recompute: Recomputation::NONE };
     let settings = probe.settings(input);
     let [encoder, llm] = [Component::Encoder, Component::Llm].map(|of| Sharding::of(layout, of));
     let mut values = Vec::new();

@@ -4,7 +4,7 @@ use crate::asked::input;
 use crate::fixture;
 use dflop_plan::{Caveats, Objective, Outcome, SearchInput, StopReason, explain, search};
 use dflop_types::{
-    Component, ComponentLayout, Layout, MadeFrom, PipelineOrder, PlanPrediction, RankedPlan, Recompute,
+    Component, ComponentLayout, Layout, MadeFrom, PipelineOrder, PlanPrediction, RankedPlan, Recomputation,
     Refusal, Rejection, RejectionCount, Trained, WayPrediction,
 };
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ fn ranked(dp: u32, step_ns_mean: u64) -> RankedPlan {
         layout: Layout::disaggregated(component(1, 6 - dp), component(1, dp)),
         num_microbatches: 16,
         pipeline_order: PipelineOrder::OneFOneB,
-        recompute: Recompute::None,
+        recompute: Recomputation::NONE,
         prediction: PlanPrediction {
             step_ns_mean,
             step_ns_half_width: step_ns_mean / 20,

@@ -10,6 +10,7 @@ mod fewer_ranks;
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 mod properties;
+mod recompute;
 mod run_memory;
 mod search;
 mod tokens;

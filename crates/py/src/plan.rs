@@ -3,7 +3,7 @@
 use crate::action::Action;
 use crate::error::{Kind, artifact, map, raise};
 use crate::value;
-use dflop_types::{Component, Placement, Rank, Recompute, SampleIndex, StageIndex};
+use dflop_types::{Component, Placement, Rank, SampleIndex, StageIndex};
 use pyo3::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -114,12 +114,13 @@ impl Plan {
     }
 
     #[getter]
-    fn recompute(&self) -> &'static str {
-        match self.0.best.recompute {
-            Recompute::None => "none",
-            Recompute::Selective => "selective",
-            Recompute::Full => "full",
-        }
+    fn encoder_recompute(&self) -> &'static str {
+        self.0.best.recompute.encoder.name()
+    }
+
+    #[getter]
+    fn llm_recompute(&self) -> &'static str {
+        self.0.best.recompute.llm.name()
     }
 
     #[getter]

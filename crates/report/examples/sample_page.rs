@@ -8,8 +8,8 @@ use dflop_types::{
     Action, ActionKind, Collective, Component, ComponentLayout, DataProfile, Device, EncoderSegments, Idle,
     Layout, LinkProfile, LinkSpan, MadeFrom, MeasuredCurve, MeasuredPoint, MessagePoint, ModelProfile,
     ModuleProfile, Network, PipelineOrder, Plan, PlanPrediction, Problem, ProfiledSample, Rank, RankedPlan,
-    Recompute, RecomputePoint, Refusal, Rejection, RejectionCount, SampleKind, SampleShape, Span, StageIndex,
-    Timeline, Trained, WayPrediction,
+    Recomputation, Recompute, RecomputePoint, Refusal, Rejection, RejectionCount, SampleKind, SampleShape,
+    Span, StageIndex, Timeline, Trained, WayPrediction,
 };
 use std::path::PathBuf;
 
@@ -434,7 +434,7 @@ fn plan() -> Plan {
         layout: layout(encoder_dp, pp, llm_dp),
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
-        recompute: Recompute::None,
+        recompute: Recomputation::NONE,
         prediction: PlanPrediction {
             step_ns_mean: (step_ms * 1e6) as u64,
             step_ns_half_width: (step_ms * 8e3) as u64,

@@ -64,6 +64,7 @@ mod neighbour;
 pub mod number;
 mod plan;
 mod recipe;
+mod recomputation;
 pub mod regular;
 mod renewal;
 mod schedule;
@@ -85,7 +86,7 @@ pub use index::{Rank, SampleIndex, StageIndex};
 pub use layout::{Coordinates, Layout};
 pub use model_profile::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
-    ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,
+    ModelProfile, ModuleProfile, Network, RecomputePoint, SplitBytes, Variant,
 };
 pub use neighbour::Neighbour;
 pub use number::{counted, memory_size, thousands};
@@ -94,6 +95,7 @@ pub use plan::{
     SearchedSpace, WayPrediction,
 };
 pub use recipe::{Recipe, Trained};
+pub use recomputation::{Recomputation, Recompute};
 pub use renewal::{Renewal, RenewedTimes};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};

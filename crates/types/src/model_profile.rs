@@ -1,6 +1,7 @@
 //! The model profile: measured time and memory of each module over a grid of sizes.
 
 use crate::artifact::{Artifact, MadeFrom};
+use crate::recomputation::Recompute;
 use crate::renewal::Renewal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -51,19 +52,6 @@ pub struct MeasuredCurve {
     /// The size that did not fit the device's memory, where the grid ended for that reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_of_memory_at: Option<u64>,
-}
-
-/// What the forward recomputes in the backward instead of keeping it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    /// Nothing: all activations are kept.
-    #[default]
-    None,
-    /// All but the outputs of matrix products and attention.
-    Selective,
-    /// Everything: only the input of the layer is kept.
-    Full,
 }
 
 /// What recomputation changes at one size.

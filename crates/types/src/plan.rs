@@ -3,9 +3,9 @@
 use crate::artifact::{Artifact, MadeFrom};
 use crate::component::{Component, Zero};
 use crate::layout::Layout;
-use crate::model_profile::Recompute;
 use crate::number::memory_size;
 use crate::recipe::Trained;
+use crate::recomputation::Recomputation;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -136,9 +136,9 @@ pub struct RankedPlan {
     pub num_microbatches: u32,
     /// Order of actions. A colocated layout has no pipeline: each rank takes one microbatch after another.
     pub pipeline_order: PipelineOrder,
-    /// What the layers of both components recompute in the backward.
+    /// What the layers of each component recompute in the backward.
     #[serde(default, skip_serializing_if = "crate::layout::is_default")]
-    pub recompute: Recompute,
+    pub recompute: Recomputation,
     /// What it is expected to do.
     pub prediction: PlanPrediction,
 }
@@ -267,12 +267,12 @@ impl RankedPlan {
     ///
     /// # Examples
     /// ```
-    /// use dflop_types::{Layout, PipelineOrder, PlanPrediction, RankedPlan, Recompute, Zero};
+    /// use dflop_types::{Layout, PipelineOrder, PlanPrediction, RankedPlan, Recomputation, Recompute, Zero};
     /// let plan = RankedPlan {
     ///     layout: Layout::colocated(8, Zero::Gradients),
     ///     num_microbatches: 4,
     ///     pipeline_order: PipelineOrder::OneFOneB,
-    ///     recompute: Recompute::Full,
+    ///     recompute: Recomputation::both(Recompute::Full),
     ///     prediction: PlanPrediction::default(),
     /// };
     /// assert_eq!(
@@ -284,11 +284,8 @@ impl RankedPlan {
     pub fn in_words(&self) -> String {
         let (layout, num_microbatches) = (self.layout, self.num_microbatches);
         let noun = if num_microbatches == 1 { "microbatch" } else { "microbatches" };
-        let recompute = match self.recompute {
-            Recompute::None => "",
-            Recompute::Selective => ", recompute selective",
-            Recompute::Full => ", recompute full",
-        };
+        let recompute =
+            if self.recompute.is_none() { String::new() } else { format!(", recompute {}", self.recompute) };
         let zero = layout.zero;
         if layout.is_colocated() {
             let held = format!("encoder and LLM on every rank, {zero}");

@@ -5,7 +5,8 @@
 use dflop_types::artifact::{check_made_from, hash_of, parse, read, read_text, to_text, write, write_text};
 use dflop_types::{
     Artifact, ArtifactError, ComponentLayout, Hint as _, Layout, MadeFrom, MeasuredCurve, MeasuredPoint,
-    ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan, Recompute, Trained, Zero,
+    ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan, Recomputation, Recompute,
+    Trained, Zero,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -263,7 +264,7 @@ fn a_plan_of_more_ranks_than_there_are_is_refused() {
         layout: Layout::disaggregated(degrees(encoder_dp), degrees(2)),
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
-        recompute: Recompute::None,
+        recompute: Recomputation::NONE,
         prediction: PlanPrediction::default(),
     };
     let problems = |best, runner_up| {
@@ -305,7 +306,7 @@ fn layouts_that_cannot_be_are_refused_by_field() {
             layout,
             num_microbatches: 2,
             pipeline_order: PipelineOrder::OneFOneB,
-            recompute: Recompute::Full,
+            recompute: Recomputation::both(Recompute::Full),
             prediction: PlanPrediction::default(),
         },
         ways: Vec::new(),
@@ -318,6 +319,17 @@ fn layouts_that_cannot_be_are_refused_by_field() {
     let text = to_text(&plan);
     assert!(text.contains(r#""recompute":"full""#), "{text}");
     assert_eq!(parse::<Plan>(Path::new("plan.json"), &text).unwrap(), plan);
+    let mut unequal = plan.clone();
+    unequal.best.recompute.encoder = Recompute::None;
+    let text = to_text(&unequal);
+    assert!(text.contains(r#""recompute":{"encoder":"none","llm":"full"}"#), "{text}");
+    assert_eq!(parse::<Plan>(Path::new("plan.json"), &text).unwrap(), unequal);
+    let wrong = text.replace(r#""llm":"full"}"#, r#""llm":"most"}"#);
+    let message = parse::<Plan>(Path::new("plan.json"), &wrong).unwrap_err().to_string();
+    assert!(
+        message.contains("best.recompute: must be `none`, `selective` or `full`, or an object"),
+        "{message}"
+    );
     let problems = |layout| plan_of(layout).problems();
     let apart = ComponentLayout { tp: 1, pp: 2, dp: 6 };
     assert_eq!(

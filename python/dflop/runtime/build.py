@@ -5,18 +5,21 @@ adapter -> memory -> values (train.init: read from model.dir, or drawn) -> what 
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from dflop.models.adapters import add_adapters
 from dflop.models.load import Weights
 from dflop.models.recipes import freeze, trains_tower
+from dflop.models.recompute import recomputing
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
+from dflop.parallel.shard import layers_of
 from dflop.runtime.progress import say
 from dflop.runtime.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
     from torch import nn
@@ -126,3 +129,22 @@ def stages_of(
         )
         for stage, piece in pieces.items()
     }
+
+
+@contextmanager
+def recomputing_pieces(pieces: Mapping[int, nn.Module], mesh: Mesh) -> Iterator[None]:
+    """Makes the layers of each piece recompute what the plan says of its component.
+
+    Args:
+        pieces: Of this rank, by stage.
+        mesh: This rank's coordinates.
+
+    Yields:
+        Nothing; inside, the layers' forwards are wrapped.
+    """
+    plan = mesh.plan
+    with ExitStack() as stack:
+        for stage, piece in pieces.items():
+            mode = plan.encoder_recompute if mesh.is_encoder_stage(stage) else plan.llm_recompute
+            stack.enter_context(recomputing(layers_of(piece), mode))
+        yield

@@ -21,12 +21,10 @@ import torch.distributed as dist
 from dflop._native import Dataset, GlobalBatches
 from dflop.data.loader import SampleLoader
 from dflop.models import load_adapter
-from dflop.models.recompute import recomputing
 from dflop.models.tensor import slices_of
-from dflop.parallel.shard import layers_of
 from dflop.runtime.ahead import Ahead
 from dflop.runtime.bad_samples import BadSamples
-from dflop.runtime.build import border_widths, build_pieces, stages_of
+from dflop.runtime.build import border_widths, build_pieces, recomputing_pieces, stages_of
 from dflop.runtime.checkpoint import Saver
 from dflop.runtime.clock import Clock
 from dflop.runtime.evaluate import Evaluation, sample_losses
@@ -187,9 +185,8 @@ class Trainer:
         gc.collect()
         gc.freeze()
         gc.disable()
-        layers = [layer for piece in self._pieces.values() for layer in layers_of(piece)]
         try:
-            with recomputing(layers, self._mesh.plan.recompute):
+            with recomputing_pieces(self._pieces, self._mesh):
                 is_done = self._run_rounds() if self._options.compare else self._run_turns()
             self._clock.lap("checkpoint")
             if self._journal is not None:

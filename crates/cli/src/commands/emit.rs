@@ -138,14 +138,14 @@ spec:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_types::{Layout, PipelineOrder, PlanPrediction, Recompute, Zero};
+    use dflop_types::{Layout, PipelineOrder, PlanPrediction, Recomputation, Zero};
 
     fn plan(ranks: u32) -> RankedPlan {
         RankedPlan {
             layout: Layout::colocated(ranks, Zero::Nothing),
             num_microbatches: 1,
             pipeline_order: PipelineOrder::OneFOneB,
-            recompute: Recompute::None,
+            recompute: Recomputation::NONE,
             prediction: PlanPrediction::default(),
         }
     }

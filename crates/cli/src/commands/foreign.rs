@@ -86,7 +86,8 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
             ));
         }
     }
-    match plan.recompute {
+    lacks.extend(encoder_recompute(plan));
+    match plan.recompute.llm {
         Recompute::None => {}
         Recompute::Selective => {
             arguments.push("--recompute-granularity selective".to_owned());
@@ -98,6 +99,12 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
         ),
     }
     lines(&arguments, &lacks)
+}
+
+/// What an encoder recomputes that does not recompute what the LLM backbone does: both trainers have one mode.
+fn encoder_recompute(plan: &RankedPlan) -> Option<String> {
+    let mode = plan.recompute.encoder.name();
+    plan.recompute.of_both().is_none().then(|| format!("recomputation of the encoder by itself: {mode}"))
 }
 
 /// torchtitan's.
@@ -136,21 +143,21 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
     } else if llm.pp > 1 {
         arguments.push("--parallelism.pipeline_parallel_schedule 1F1B".to_owned());
     }
-    let mode = match plan.recompute {
-        Recompute::None => "none",
-        Recompute::Selective => "selective",
-        Recompute::Full => "full",
-    };
-    arguments.push(format!("--activation_checkpoint.mode {mode}"));
+    lacks.extend(encoder_recompute(plan));
+    arguments.push(format!("--activation_checkpoint.mode {}", plan.recompute.llm.name()));
     lines(&arguments, &lacks)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_types::{ComponentLayout, Layout, PipelineOrder, PlanPrediction};
+    use dflop_types::{ComponentLayout, Layout, PipelineOrder, PlanPrediction, Recomputation};
 
-    fn plan(layout: Layout, recompute: Recompute) -> RankedPlan {
+    fn plan(layout: Layout, mode: Recompute) -> RankedPlan {
+        recomputing(layout, Recomputation::both(mode))
+    }
+
+    fn recomputing(layout: Layout, recompute: Recomputation) -> RankedPlan {
         RankedPlan {
             layout,
             num_microbatches: 4,
@@ -197,6 +204,15 @@ mod tests {
             assert!(text.contains("# not expressed: encoder ranks apart (2 of 14)"), "{text}");
             assert!(text.contains("# not expressed: 2 ranks that are left over by 1 x 4"), "{text}");
             assert!(text.contains("# not expressed: samples balanced"), "{text}");
+        }
+        let llm_alone = Recomputation { encoder: Recompute::None, llm: Recompute::Full };
+        let unequal = recomputing(Layout::colocated(4, Zero::Nothing), llm_alone);
+        for (text, argument) in [
+            (megatron(&unequal, 32), "--recompute-granularity full"),
+            (torchtitan(&unequal, 32), "--activation_checkpoint.mode full"),
+        ] {
+            assert!(text.contains(argument), "{text}");
+            assert!(text.contains("# not expressed: recomputation of the encoder by itself: none"), "{text}");
         }
         assert!(
             !megatron(&plan(Layout::colocated(4, Zero::Nothing), Recompute::None), 16)

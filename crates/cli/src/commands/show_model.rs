@@ -2,8 +2,7 @@
 
 use dflop_types::number::{self, memory_size, percent, times, unit_ns};
 use dflop_types::{
-    Collective, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, ModelProfile, Recompute, Renewal,
-    RenewedTimes,
+    Collective, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, ModelProfile, Renewal, RenewedTimes,
 };
 use dflop_types::{counted, thousands};
 use std::fmt::Write as _;
@@ -208,7 +207,7 @@ fn recompute(text: &mut String, profile: &ModelProfile) {
             let each = |value: u64| value as f64 / point.size.max(1) as f64;
             Some(format!(
                 "  {name:<21}{:<12}{:>17}{:>10} more{:>15}",
-                mode_name(*mode),
+                mode.name(),
                 thousands(point.size),
                 unit_ns(each(point.extra_ns)),
                 memory_size(each(point.activation_bytes).round() as u64)
@@ -222,14 +221,6 @@ fn recompute(text: &mut String, profile: &ModelProfile) {
             "module", "mode", "tokens", "backward", "kept"
         );
         let _ = writeln!(text, "{}", rows.join("\n"));
-    }
-}
-
-fn mode_name(mode: Recompute) -> &'static str {
-    match mode {
-        Recompute::None => "none",
-        Recompute::Selective => "selective",
-        Recompute::Full => "full",
     }
 }
 

@@ -4,8 +4,8 @@ use dflop_report::{ArmView, Comparison, OutlierView, Outliers, Report, StepView}
 use dflop_types::{
     Component, ComponentLayout, DataProfile, EncoderSegments, Idle, Layout, MadeFrom, MeasuredCurve,
     MeasuredPoint, ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, Problem, ProfiledSample,
-    Rank, RankedPlan, Recompute, Refusal, Rejection, RejectionCount, SampleKind, SampleShape, Span, Timeline,
-    Trained, WayPrediction,
+    Rank, RankedPlan, Recomputation, Refusal, Rejection, RejectionCount, SampleKind, SampleShape, Span,
+    Timeline, Trained, WayPrediction,
 };
 
 pub(crate) fn span(rank: u32, action: &str, start_ns: u64, end_ns: u64) -> Span {
@@ -74,7 +74,7 @@ pub(crate) fn ranked(num_microbatches: u32, step_ms: u64) -> RankedPlan {
         layout,
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
-        recompute: Recompute::None,
+        recompute: Recomputation::NONE,
         prediction,
     }
 }

@@ -222,7 +222,7 @@ fn notes(
         differ("layout", &|plan| plan.layout.to_string());
         differ("number of microbatches", &|plan| plan.num_microbatches.to_string());
         differ("pipeline order", &|plan| plan.pipeline_order.to_string());
-        differ("recomputation", &|plan| format!("{:?}", plan.recompute).to_lowercase());
+        differ("recomputation", &|plan| plan.recompute.to_string());
         if one.global_batch_size != two.global_batch_size {
             add(format!(
                 "The global batch differs: {} samples in {}, {} in {}.",

@@ -1,0 +1,120 @@
+//! The search where the model profile has times of recomputation: each component may recompute by itself.
+
+use crate::{asked, fixture};
+use dflop_plan::{Outcome, SearchEffort, SearchInput, search};
+use dflop_types::{ModelProfile, RankedPlan, Recomputation, Recompute, RecomputePoint};
+
+/// The fixture's model, whose layers keep half in mode `selective` and an eighth in mode `full`.
+fn model_profile() -> ModelProfile {
+    let mut profile = fixture::model_profile();
+    for name in ["encoder_layer", "llm_layer"] {
+        let layer = profile.modules.get_mut(name).unwrap();
+        for (mode, kept, extra) in [(Recompute::Selective, 2, 8), (Recompute::Full, 8, 1)] {
+            let of = |point: &dflop_types::MeasuredPoint| RecomputePoint {
+                size: point.size,
+                extra_ns: point.forward_ns / extra,
+                activation_bytes: point.activation_bytes / kept,
+            };
+            layer.recompute.insert(mode, layer.linear.points.iter().map(of).collect());
+        }
+    }
+    profile
+}
+
+fn searched(
+    model_profile: &ModelProfile,
+    (num_ranks, seed, budget): (u32, u64, Option<u64>),
+    only: &str,
+    effort: SearchEffort,
+) -> Outcome {
+    let shapes = fixture::shapes(64, seed);
+    let cluster = fixture::cluster(num_ranks, budget);
+    let input = asked::input(&shapes, model_profile, num_ranks);
+    let only = only.parse().unwrap();
+    let compares = only == "colocated=true".parse().unwrap();
+    search(&SearchInput { effort, cluster, only, compares, num_sampled_batches: 2, ..input }).unwrap()
+}
+
+fn best(outcome: &Outcome) -> Option<RankedPlan> {
+    outcome.ranked.first().copied()
+}
+
+/// With less memory than the best plan would take, the quick search loses at most 1 % of judging every pair of modes. No
+/// mode of both components is faster, and among pipelines unequal modes are the fastest somewhere.
+#[test]
+fn each_component_recomputes_what_its_memory_asks_for() {
+    let profile = model_profile();
+    let mut has_unequal = false;
+    for (num_ranks, seed) in [(2, 21), (4, 24), (5, 23)] {
+        for only in ["colocated=true", "colocated=false"] {
+            let free = searched(&profile, (num_ranks, seed, None), only, SearchEffort::Quick);
+            let prediction = best(&free).unwrap().prediction;
+            let peak = prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak);
+            for percent in [90, 75, 60] {
+                let asked = (num_ranks, seed, Some(peak * percent / 100));
+                let quick = searched(&profile, asked, only, SearchEffort::Quick);
+                let fallen: u64 = quick.rejections.iter().map(|r| r.count).sum();
+                assert_eq!(fallen + quick.num_judged, quick.num_candidates);
+                let whole = searched(&profile, asked, only, SearchEffort::Whole);
+                let Some(own) = best(&quick) else {
+                    assert!(best(&whole).is_none(), "{asked:?} {only}: {whole:?}");
+                    continue;
+                };
+                let least = best(&whole).unwrap();
+                let ns = |plan: &RankedPlan| plan.prediction.step_ns_mean;
+                assert!(
+                    ns(&own) <= ns(&least) + ns(&least) / 100,
+                    "{asked:?}: {} {}",
+                    own.in_words(),
+                    least.in_words()
+                );
+                has_unequal |= own.recompute.of_both().is_none();
+                for mode in Recompute::ALL {
+                    let both = format!("{only},recompute={}", mode.name());
+                    let equal = searched(&profile, asked, &both, SearchEffort::Whole);
+                    assert!(best(&equal).is_none_or(|plan| ns(&plan) >= ns(&least)), "{asked:?} {both}");
+                    assert!(equal.ranked.iter().all(|plan| plan.recompute == Recomputation::both(mode)));
+                }
+            }
+        }
+    }
+    assert!(has_unequal);
+}
+
+/// The modes that are asked for are the only ones; the words and the rivals say which component has which.
+#[test]
+fn modes_of_one_component_may_be_asked_for() {
+    let profile = model_profile();
+    for only in ["colocated=true", "colocated=false"] {
+        let of = |modes: &str| {
+            let only = format!("{only},{modes}");
+            searched(&profile, (4, 24, Some(1 << 40)), &only, SearchEffort::Quick).ranked
+        };
+        let unequal = Recomputation { encoder: Recompute::Selective, llm: Recompute::Full };
+        let asked = of("encoder.recompute=selective,llm.recompute=full");
+        assert!(!asked.is_empty());
+        assert!(asked.iter().all(|plan| plan.recompute == unequal));
+        assert!(
+            asked[0].in_words().ends_with(", recompute encoder selective and llm full"),
+            "{}",
+            asked[0].in_words()
+        );
+        assert!(of("llm.recompute=full").iter().all(|plan| plan.recompute.llm == Recompute::Full));
+    }
+}
+
+/// Where memory is tight, rivals recompute by component like our own plans.
+#[test]
+fn rivals_may_recompute_by_component_too() {
+    let profile = model_profile();
+    let free = searched(&profile, (4, 24, None), "colocated=true", SearchEffort::Quick);
+    let peak = best(&free).unwrap().prediction.llm_memory_bytes_peak;
+    let is_unequal = |budget: u64| {
+        let outcome = searched(&profile, (4, 24, Some(budget)), "colocated=true", SearchEffort::Quick);
+        outcome.rivals.iter().any(|rival| {
+            rival.is_of_others
+                && ["encoder ", "llm "].iter().any(|of| rival.layout.contains(&format!(", {of}")))
+        })
+    };
+    assert!((5..10).any(|tenth| is_unequal(peak * tenth / 10)));
+}
