@@ -95,7 +95,8 @@ def only_of(baseline: str) -> str:
     assert words[0] == "colocated", baseline
     found = dict(zip(words[1::2], words[2::2], strict=True))
     zero = next((part.split()[1] for part in rest if part.startswith("zero ")), "0")
-    said = next((part.removesuffix(" recomputation") for part in rest if part.endswith(" recomputation")), "none")
+    end = " recomputation"
+    said = next((part.removesuffix(end) for part in rest if part.endswith(end)), "none")
     modes = said.replace(" and", "").split()
     if len(modes) == 1:
         recompute = {"recompute": said}

@@ -73,7 +73,8 @@ def test_the_peak_of_a_step_is_under_the_prediction(counted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("placement", "encoder", "llm"), [("colocated=true", "none", "full"), ("colocated=false", "full", "selective")]
+    ("placement", "encoder", "llm"),
+    [("colocated=true", "none", "full"), ("colocated=false", "full", "selective")],
 )
 def test_the_peak_is_under_the_prediction_where_components_recompute_different_things(
     placement, encoder, llm, tmp_path

@@ -226,10 +226,10 @@ fn unequal(models: &Models, candidates: &[Candidate], steps: &[Timed]) -> Vec<Ca
         let is_base = candidate.layout.is_colocated() && candidate.recompute.is_none();
         is_base && !fastest(&candidate.layout).is_some_and(Recomputation::is_none)
     };
-    let modes = || models.modes().iter().filter(|modes| modes.of_both().is_none());
+    let pairs = || models.modes().iter().filter(|pair| pair.of_both().is_none());
     let tight = candidates.iter().filter(is_tight);
     tight
-        .flat_map(|candidate| modes().map(|&recompute| Candidate { recompute, ..*candidate }))
+        .flat_map(|candidate| pairs().map(|&recompute| Candidate { recompute, ..*candidate }))
         .filter(|candidate| models.has(candidate))
         .collect()
 }

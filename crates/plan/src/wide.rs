@@ -72,7 +72,7 @@ pub(crate) fn wide(
 /// Colocated layouts whose layers are cut over several ranks, with the modes of recomputation of the first round.
 pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candidate> {
     let [num_ranks, ranks_per_node] = rules.ranks;
-    let (mut candidates, modes) = (Vec::new(), first_modes(models, rules.only));
+    let (mut candidates, first) = (Vec::new(), first_modes(models, rules.only));
     for &[encoder, tp] in models.degrees() {
         let is_within = num_ranks.is_multiple_of(tp) && ranks_per_node.is_multiple_of(tp);
         if encoder != tp || tp == 1 || !is_within {
@@ -96,7 +96,7 @@ pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candid
                 continue;
             }
             let of = |&recompute| Candidate { layout, num_microbatches: most, recompute };
-            candidates.extend(modes.iter().map(of).filter(|candidate| models.has(candidate)));
+            candidates.extend(first.iter().map(of).filter(|candidate| models.has(candidate)));
         }
     }
     candidates
@@ -115,8 +115,8 @@ fn limit_ns(input: &SearchInput<'_>, contenders: &[Contender]) -> Option<u64> {
 /// The modes of recomputation that colocated layouts are tried with first: the same for both components, or those that are
 /// asked for.
 pub(crate) fn first_modes(models: &Models, only: &Only) -> Vec<Recomputation> {
-    let is_first = |modes: &&Recomputation| modes.of_both().is_some() || **modes == only.first_modes();
-    models.modes().iter().filter(is_first).copied().filter(|&modes| only.has_modes(modes)).collect()
+    let is_first = |pair: &&Recomputation| pair.of_both().is_some() || **pair == only.first_modes();
+    models.modes().iter().filter(is_first).copied().filter(|&pair| only.has_modes(pair)).collect()
 }
 
 /// The candidates once more, with recomputation: pipelines as [`chain`] has them, and colocated layouts whose components
@@ -142,20 +142,20 @@ pub(crate) fn recomputing(
         candidates.iter().filter(|one| one.recompute == first && !is_ample(one)).copied().collect();
     let limit_ns = limit_ns(input, contenders);
     let tried_before = first_modes(models, &input.only);
-    let is_asked = |modes: &Recomputation| *modes != first && input.only.has_modes(*modes);
+    let is_asked = |pair: &Recomputation| *pair != first && input.only.has_modes(*pair);
     let every: Vec<Recomputation> = models.modes().iter().copied().filter(is_asked).collect();
     let alike: Vec<&[Candidate]> = tight.chunk_by(|a, b| a.layout == b.layout).collect();
     let of_layout = |alike: &&[Candidate]| -> Result<Vec<Candidate>, PlanError> {
-        let has_model = |modes: &&Recomputation| models.has(&Candidate { recompute: **modes, ..alike[0] });
+        let has_model = |pair: &&Recomputation| models.has(&Candidate { recompute: **pair, ..alike[0] });
         let every: Vec<Recomputation> = every.iter().filter(has_model).copied().collect();
-        let has_unequal = every.iter().any(|modes| modes.of_both().is_none());
+        let has_unequal = every.iter().any(|pair| pair.of_both().is_none());
         let mut more = Vec::new();
-        let mut add = |modes: &[Recomputation], candidate: &Candidate| {
-            more.extend(modes.iter().map(|&recompute| Candidate { recompute, ..*candidate }));
+        let mut add = |pairs: &[Recomputation], candidate: &Candidate| {
+            more.extend(pairs.iter().map(|&recompute| Candidate { recompute, ..*candidate }));
         };
         if alike[0].layout.is_colocated() {
-            let modes: Vec<_> = every.iter().copied().filter(|modes| !tried_before.contains(modes)).collect();
-            alike.iter().for_each(|candidate| add(&modes, candidate));
+            let others: Vec<_> = every.iter().copied().filter(|pair| !tried_before.contains(pair)).collect();
+            alike.iter().for_each(|candidate| add(&others, candidate));
         } else if input.effort == SearchEffort::Whole {
             alike.iter().for_each(|candidate| add(&every, candidate));
         } else {
@@ -163,12 +163,12 @@ pub(crate) fn recomputing(
             for candidate in *alike {
                 // What does not fit a sample alone is no contender. The estimate, which knows mean samples, says little of it. And a
                 // frozen encoder has no mode of its own: there is nothing to choose.
-                let modes = if is_tight.contains_key(candidate) && has_unequal {
+                let chosen = if is_tight.contains_key(candidate) && has_unequal {
                     chain(candidate, &facts, budget_bytes, &every, known)
                 } else {
                     every.clone()
                 };
-                add(&modes, candidate);
+                add(&chosen, candidate);
             }
         }
         // Candidates that differ in the number of microbatches alone follow each other, as `contenders` asks for.
