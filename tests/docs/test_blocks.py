@@ -73,9 +73,10 @@ WALKED: dict[str, list[int | str]] = {
         ' turns = [[turn["value"] for turn in row["conversations"][:2]] for row in rows];'
         ' pq.write_table(pa.table({"clip": [row["video"] for row in rows], "prompt": [t[0] for t in turns],'
         ' "answer": [t[1] for t in turns]}), "videos.parquet")\'',
-        2,
+        3,
         "mv dflop.yaml mixture.yaml",
-        "printf 'model: {dir: model}\ndata: {mixture: mixture.yaml}\n' > dflop.yaml",
+        2,
+        "printf 'model: {dir: model}\ndata: {mixture: mixture.yaml}\n' >> dflop.yaml",
         "dflop profile data",
     ],
     "docs/planner.md": [
