@@ -48,6 +48,7 @@ _TOKENS = {
     "qwen2_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_vl": ("<|image_pad|>", "<|video_pad|>"),
+    "qwen3_vl_moe": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_audio": ("<|AUDIO|>",),
 }
 """What the family's text has in the places of features, for ids `IMAGE` and `VIDEO`, or `SOUND`."""

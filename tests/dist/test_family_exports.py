@@ -36,6 +36,8 @@ IN_SUITE = [
     ("qwen2_vl", "full", (2, 3), "selective"),
     ("qwen2_5_vl", "projector", (2, 1, 2), "none"),
     ("qwen3_vl", "full", (2, 1, 2), "none"),
+    ("qwen3_vl_moe", "full", (2, 3), "selective"),
+    ("qwen3_vl_moe", "lora", (2, 1, 2), "full"),
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
     # Layers cut over two ranks.
     ("internvl", "full", (1, 1, 1, 2, 2), "none"),
@@ -52,8 +54,9 @@ def others():
             case = (name, recipe, LAYOUTS[turn % len(LAYOUTS)], MODES[(turn + row) % len(MODES)])
             if case not in IN_SUITE:
                 yield pytest.param(*case, marks=pytest.mark.layouts)
-            # That tower has a norm over all heads, which is not cut.
-            shared = TENSOR[2] if name == "internvl-llama" else TENSOR[turn % len(TENSOR)]
+            # That tower has a norm over all heads, and these layers have experts: they are not cut.
+            uncut = {"internvl-llama": TENSOR[2], "qwen3_vl_moe": (1, 1, 2, 2, 1)}
+            shared = uncut.get(name, TENSOR[turn % len(TENSOR)])
             case = (name, recipe, shared, MODES[(turn + row + 1) % len(MODES)])
             if case not in IN_SUITE:
                 yield pytest.param(*case, marks=pytest.mark.layouts)

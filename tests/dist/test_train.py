@@ -301,10 +301,10 @@ def run_agent(command, environment, what):
 
 def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, capfd, monkeypatch):
     """A family without an adapter, a directory that is a file, and GPUs that are not there; each has a hint."""
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl_moe"}')
+    (tmp_path / "config.json").write_text('{"model_type": "internvl_chat"}')
     config = load_config(str(demo / "dflop.yaml"))
     config["model"]["dir"] = str(tmp_path)
-    with pytest.raises(ValueError, match="is of model family `qwen3_vl_moe`, known are ") as caught:
+    with pytest.raises(ValueError, match="is of model family `internvl_chat`, known are ") as caught:
         launch(request(demo, tmp_path / "run", config=config))
     assert "other families can be profiled" in caught.value.__notes__[0]
     assert not (tmp_path / "run").exists()

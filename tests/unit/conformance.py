@@ -95,6 +95,11 @@ SETTINGS = {
         {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}, **_MEAN,
          "do_sample_frames": False}, PICTURES,
     ),
+    "qwen3_vl_moe": (
+        _tiny("qwen3_vl_moe", vision_start_token_id=1, **_QWEN_IDS), {"patch_size": 14, **_QWEN_IMAGES},
+        {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}, **_MEAN,
+         "do_sample_frames": False}, PICTURES,
+    ),
     "qwen2_audio": (
         {**_tiny("qwen2_audio", audio_token_index=SOUND),
          "audio_config": {**TINY["qwen2_audio"]["audio_config"], "max_source_positions": 50}},
@@ -202,7 +207,8 @@ class Conversation:
             is_video_token = medium.kind == "video" and "internvl" not in adapter.family
             token = SOUND if medium.kind == "audio" else VIDEO if is_video_token else IMAGE
             # Qwen3-VL writes the time before each frame pair of a video.
-            apart = medium.grid.num_tiles if adapter.family == "qwen3_vl" and medium.kind == "video" else 1
+            is_timed = adapter.family.startswith("qwen3_vl") and medium.kind == "video"
+            apart = medium.grid.num_tiles if is_timed else 1
             for _ in range(apart):
                 ids += [token] * (medium.grid.num_features // apart) + words(2)
                 # The words after a medium are learnt, so that what the encoder gives matters early.
@@ -338,6 +344,10 @@ def _qwen3_vl(adapter, media):
     from transformers import Qwen3VLVideoProcessor
 
     return _patches(adapter, media, Qwen3VLVideoProcessor)
+
+
+def _qwen3_vl_moe(adapter, media):
+    return _qwen3_vl(adapter, media)
 
 
 def _qwen2_5_vl(adapter, media):

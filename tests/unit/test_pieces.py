@@ -23,7 +23,7 @@ from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
-QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 # (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
 PICTURES = [(1, 10, 6), (2, 4, 12)]
 
@@ -134,7 +134,7 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
                 stack.layers = nn.ModuleList([layer])
                 stack.has_windows = name == "qwen2_5_vl" and index not in (1, 3)
                 hidden = stack(hidden, stack.bounds(patches, hidden))
-                if name == "qwen3_vl" and index in (1, 2):
+                if name.startswith("qwen3_vl") and index in (1, 2):
                     deep.append(hidden)
             found = merge(projector.mergers, [hidden, *deep], patches.order)
         else:
@@ -229,6 +229,7 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         ("qwen2_vl", 8_291_375_616),
         ("qwen2_5_vl", 8_292_166_656),
         ("qwen3_vl", 8_767_123_696),
+        ("qwen3_vl_moe", 31_070_754_032),
         ("qwen2_audio", 8_397_094_912),
     ],
 )
@@ -238,9 +239,9 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     pieces = {piece.name: piece for piece in load_pieces(directory)}
     assert num_parameters(pieces) == published
     counts = {piece.name: piece.count for piece in pieces.values() if piece.count > 1}
-    layers = {"internvl": 24, "qwen2_5_vl": 4, "qwen3_vl": 27}.get(name, 32)
+    layers = {"internvl": 24, "qwen2_5_vl": 4, "qwen3_vl": 27, "qwen3_vl_moe": 27}.get(name, 32)
     windows = {"encoder_window_layer": 28} if name == "qwen2_5_vl" else {}
-    backbone = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 36}.get(name, 32)
+    backbone = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 36, "qwen3_vl_moe": 48}.get(name, 32)
     assert counts == {"encoder_layer": layers, **windows, "llm_layer": backbone}
     # As the data profile counts encoder tokens.
     tokens = {"internvl": 1025, "qwen2_audio": 1500}.get(name)
@@ -297,11 +298,12 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
         trained = {key for key, value in module.named_parameters() if value.grad is not None}
         adapters = {key for key, value in module.named_parameters() if "lora_" in key}
         assert trained == adapters == {key for key, value in module.named_parameters() if value.requires_grad}
-        # A and B on seven maps of three layers.
-        assert len(adapters) == (2 * 7 * 3 if part == "llm_layer" else 0)
+        # A and B on seven maps of three layers; experts have none.
+        maps = 4 if name == "qwen3_vl_moe" else 7
+        assert len(adapters) == (2 * maps * 3 if part == "llm_layer" else 0)
     base, with_adapters = pieces["llm_layer"].build(WHOLE), pieces["llm_layer"].build(lora)
     # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96.
-    added = 3 * 3 * (2 * 96 + 2 * 72 + 3 * 144)
+    added = 3 * 3 * (2 * 96 + 2 * 72 + (0 if name == "qwen3_vl_moe" else 3 * 144))
     assert sum(p.numel() for p in with_adapters.parameters()) == added + sum(
         p.numel() for p in base.parameters()
     )
@@ -326,6 +328,10 @@ def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
     pieces, _ = tiny(tmp_path, name)
     half = PieceSettings(CPU, torch.float32, tensor_parallel_degree=2)
     quarter = PieceSettings(CPU, torch.float32, tensor_parallel_degree=4)
+    if name == "qwen3_vl_moe":
+        with pytest.raises(ProfileError, match="layers with experts cannot be cut over 2 ranks"):
+            pieces["llm_layer"].build(half)
+        return
     # Two heads of keys and values: one each on two ranks, the same one on two of four.
     for settings, heads, shape in ((half, (2, 1), (24, 12, 48)), (quarter, (1, 1), (12, 12, 24))):
         kind = pieces["llm_layer"].attention(settings)

@@ -89,6 +89,31 @@ TINY = {
         },
         "tie_word_embeddings": False,
     },
+    "qwen3_vl_moe": {
+        "vision_config": {
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_heads": 4,
+            "depth": 4,
+            "hidden_size": 32,
+            "out_hidden_size": 48,
+            "intermediate_size": 64,
+            # A grid of 6 x 6 learnt positions.
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [1, 2],
+        },
+        "text_config": {
+            **TEXT,
+            "model_type": "qwen3_vl_moe_text",
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "head_dim": 12,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2], "mrope_interleaved": True},
+        },
+        "tie_word_embeddings": False,
+    },
     "qwen2_audio": {
         "audio_config": {
             "d_model": 32,
@@ -168,6 +193,37 @@ REAL = {
             "num_hidden_layers": 36,
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "rope_scaling": {
+                "rope_type": "default",
+                "mrope_section": [24, 20, 20],
+                "mrope_interleaved": True,
+            },
+        },
+        "tie_word_embeddings": False,
+    },
+    # Qwen/Qwen3-VL-30B-A3B-Instruct.
+    "qwen3_vl_moe": {
+        "vision_config": {
+            "depth": 27,
+            "hidden_size": 1152,
+            "out_hidden_size": 2048,
+            "num_heads": 16,
+            "intermediate_size": 4304,
+            "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": [8, 16, 24],
+        },
+        "text_config": {
+            "model_type": "qwen3_vl_moe_text",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
             "head_dim": 128,
             "vocab_size": 151936,
             "rope_scaling": {

@@ -116,6 +116,17 @@ pub struct Projector {
     pub num_deep_layers: u64,
 }
 
+/// Experts of a layer, of which each token reads a few: they stand in the place of its MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    /// How many there are.
+    pub count: u64,
+    /// How many of them each token reads.
+    pub per_token: u64,
+    /// Inner width of one, a gated MLP.
+    pub width: u64,
+}
+
 /// The LLM backbone.
 // Each is a fact of its own that a configuration states.
 #[allow(clippy::struct_excessive_bools)]
@@ -133,6 +144,8 @@ pub struct Llm {
     pub head_size: u64,
     /// Inner width of the MLP.
     pub mlp_width: u64,
+    /// What all its layers have in place of the MLP; `None`: the MLP.
+    pub experts: Option<Experts>,
     /// Rows of the embedding and of the head.
     pub vocabulary: u64,
     /// Whether embedding and head are one matrix.

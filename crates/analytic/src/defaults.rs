@@ -102,6 +102,20 @@ pub(super) const QWEN3_VL_TEXT: &[(&str, u64)] = &[
     ("num_key_value_heads", 32),
     ("head_dim", 128),
 ];
+/// `Qwen3VLMoeTextConfig` (`models/qwen3_vl_moe/configuration_qwen3_vl_moe.py`); an absent `head_dim` is the width over the
+/// heads.
+pub(super) const QWEN3_VL_MOE_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 151_936),
+    ("hidden_size", 2_048),
+    ("intermediate_size", 5_632),
+    ("num_hidden_layers", 24),
+    ("num_attention_heads", 16),
+    ("num_key_value_heads", 16),
+    ("decoder_sparse_step", 1),
+    ("moe_intermediate_size", 1_408),
+    ("num_experts_per_tok", 4),
+    ("num_experts", 60),
+];
 /// `Qwen2AudioEncoderConfig` (`models/qwen2_audio/configuration_qwen2_audio.py`).
 pub(super) const QWEN2_AUDIO: &[(&str, u64)] = &[
     ("d_model", 1_280),

@@ -1,6 +1,6 @@
 //! The modules of a model as steps: by the names that a model profile has.
 
-use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches};
+use crate::architecture::{Architecture, Encoder, Experts, Llm, MlpKind, NormKind, Patches};
 use crate::operations::{Attention, Cut, Kind, Operation, Pass, Phase, Product, Rows, Work};
 use dflop_types::ModelProfile;
 
@@ -303,9 +303,22 @@ impl Llm {
             residual(self.width),
             Kind::Norm(NormKind::Rms, self.width),
         ]);
-        kinds.extend(mlp(MlpKind::Gated, self.width, self.mlp_width, self.has_mlp_bias, 1));
-        kinds.push(residual(self.width));
-        let mut module = self.module("llm_layer", self.num_layers, kinds);
+        let mut operations = each(kinds);
+        match self.experts {
+            Some(experts) => operations.extend(experts.operations(self.width)),
+            None => {
+                operations.extend(each(mlp(
+                    MlpKind::Gated,
+                    self.width,
+                    self.mlp_width,
+                    self.has_mlp_bias,
+                    1,
+                )));
+            }
+        }
+        operations.push(Operation { rows: Rows::EACH, kind: residual(self.width) });
+        let mut module = self.module("llm_layer", self.num_layers, Vec::new());
+        module.operations = operations;
         if self.has_head_norm {
             let norms = [self.num_heads, self.num_key_value_heads].map(|num_heads| Operation {
                 rows: Rows { factor: num_heads, ..Rows::EACH },
@@ -320,6 +333,37 @@ impl Llm {
         let logits = matrix(self.width, self.vocabulary, 0, true, Cut::Whole);
         let kinds = vec![Kind::Norm(NormKind::Rms, self.width), logits, Kind::Loss(self.vocabulary)];
         self.module("llm_head", 1, kinds)
+    }
+}
+
+impl Experts {
+    /// From the norm to the sum with what came in, as transformers 5.23 runs it by default (`grouped_mm_experts_forward`):
+    /// rows are copied once for each of their experts, sorted by expert, and put back.
+    fn operations(self, width: u64) -> Vec<Operation> {
+        let copies = Rows { factor: self.per_token, ..Rows::EACH };
+        let joint = |inputs, outputs, num_experts| match matrix(inputs, outputs, 0, true, Cut::Whole) {
+            // Not linear maps of PyTorch, whose backward alone is split.
+            Kind::Product(product) => Kind::Product(Product { num_experts, is_split: false, ..product }),
+            other => other,
+        };
+        let of_copies = |kind| Operation { rows: copies, kind };
+        vec![
+            Operation { rows: Rows::EACH, kind: joint(width, self.count, 1) },
+            Operation {
+                rows: Rows::EACH,
+                kind: Kind::Routing { num_experts: self.count, num_chosen: self.per_token },
+            },
+            // Rows to their experts.
+            of_copies(pass(width, 2, 3, 0, 1, 5)),
+            of_copies(joint(width, 2 * self.width, self.count)),
+            // As of a gated MLP, whose two first products are one here: their gradients are put side by side.
+            of_copies(pass(self.width, 5, 13, 3, 2, 4)),
+            of_copies(joint(self.width, width, self.count)),
+            // Times the expert's share, back to the order of tokens, their sum.
+            of_copies(pass(width, 2, 6, 1, 1, 3)),
+            of_copies(pass(width, 2, 3, 0, 3, 5)),
+            of_copies(pass(width, 1, 0, 0, 1, 0)),
+        ]
     }
 }
 
@@ -341,6 +385,8 @@ pub(super) const fn matrix(inputs: u64, outputs: u64, num_biases: u64, keeps_inp
         keepers,
         has_input_gradient: true,
         cut,
+        num_experts: 1,
+        is_split: true,
     })
 }
 

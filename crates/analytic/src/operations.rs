@@ -54,6 +54,11 @@ pub struct Product {
     pub has_input_gradient: bool,
     /// How it is cut.
     pub cut: Cut,
+    /// Matrices of these sizes that the rows are dealt to, one of them to each row, in one kernel (`grouped_mm`); 1: all rows
+    /// go through one matrix.
+    pub num_experts: u64,
+    /// Whether the gradient of its weights may be computed later than that of its input. If not, both are computed in I.
+    pub is_split: bool,
 }
 
 /// Attention within segments.
@@ -110,6 +115,14 @@ pub enum Kind {
     },
     /// Work on each value alone.
     Pass(Pass),
+    /// Which experts a row goes to, by its logits over all of them: a softmax, the largest, their shares, and the order of all
+    /// (row, expert) by expert.
+    Routing {
+        /// Experts there are.
+        num_experts: u64,
+        /// Experts of a row.
+        num_chosen: u64,
+    },
     /// Reads rows of a table with these numbers of rows and columns, and puts features in the place of some.
     Lookup {
         /// Rows of the table.
@@ -195,13 +208,16 @@ impl Operation {
     /// Parameters.
     pub fn num_parameters(&self) -> u64 {
         match self.kind {
-            Kind::Product(product) => product.inputs * product.outputs + product.num_biases,
+            Kind::Product(product) => {
+                product.num_experts * product.inputs * product.outputs + product.num_biases
+            }
             Kind::Norm(NormKind::Layer, width) => 2 * width,
             Kind::Norm(NormKind::Rms | NormKind::RmsFused, width) => width,
             Kind::Lookup { rows, width } => rows * width,
             Kind::Attention(_)
             | Kind::Scores(_)
             | Kind::Reduce { .. }
+            | Kind::Routing { .. }
             | Kind::Pass(_)
             | Kind::Loss(_)
             | Kind::LossInPlace(_) => 0,
@@ -231,6 +247,17 @@ impl Operation {
             Kind::Reduce { .. } => Work::default(),
             Kind::Norm(kind, width) => norm_pass(kind, width).work(rows, phase, size),
             Kind::Pass(pass) => pass.work(rows, phase, size),
+            Kind::Routing { num_experts, num_chosen } => {
+                // Float32 values of all experts, ids of 8 bytes of the chosen: as transformers 5.23 writes it
+                // (`grouped_mm_experts_forward`), kernel by kernel.
+                let (of_each, of_chosen, kernels) = match phase {
+                    Phase::Forward => (size + 8, 150, 17),
+                    Phase::Input => (16 + size, 100, 15),
+                    Phase::Weight => (0, 0, 0),
+                };
+                let bytes = num_experts * of_each + num_chosen * of_chosen;
+                Work { flops: 0, bytes: u128::from(rows * bytes), kernels }
+            }
             Kind::Lookup { rows: table, width } => {
                 let moved = match phase {
                     // Rows out of the table, then features into their places.
@@ -286,6 +313,10 @@ impl Operation {
             Kind::Norm(NormKind::Rms, width) => width * (4 + size) + 4,
             // Queries, keys, values, the logarithm of each row's sum; the result is kept by the product that reads it.
             Kind::Attention(attention) => attention.qkv_width() * size + 4 * attention.num_heads,
+            // In float32 what the softmax gave, its largest and their sum; their shares in the dtype, sorted by expert.
+            Kind::Routing { num_experts, num_chosen } => {
+                4 * (num_experts + num_chosen + 1) + num_chosen * size
+            }
             // Queries, keys and values; the scores that the second product reads are a pass's.
             Kind::Scores(attention) => attention.qkv_width() * size,
             Kind::Pass(pass) => pass.width * pass.kept * size,
@@ -308,7 +339,7 @@ impl Operation {
     pub fn queued_input_bytes(&self, segments: &[u64], size: u64) -> u64 {
         let rows = self.rows.of(segments);
         match self.kind {
-            Kind::Product(product) if product.keeps_input => rows * product.inputs * size,
+            Kind::Product(product) if product.keeps_input && product.is_split => rows * product.inputs * size,
             Kind::Lookup { .. } => 8 * rows,
             _ => 0,
         }
@@ -318,7 +349,7 @@ impl Operation {
     pub fn queued_gradient_bytes(&self, segments: &[u64], size: u64) -> u64 {
         let rows = self.rows.of(segments);
         match self.kind {
-            Kind::Product(product) => rows * product.outputs * size,
+            Kind::Product(product) if product.is_split => rows * product.outputs * size,
             Kind::Lookup { width, .. } => rows * width * size,
             _ => 0,
         }
@@ -329,7 +360,10 @@ impl Operation {
         let rows = self.rows.of(segments);
         match self.kind {
             Kind::Reduce { width, .. } => rows * width * size,
-            Kind::Product(p) => rows * (p.inputs + p.outputs) * size + p.inputs * p.outputs * size,
+            Kind::Product(p) => {
+                rows * (p.inputs + p.outputs) * size + p.num_experts * p.inputs * p.outputs * size
+            }
+            Kind::Routing { num_experts, num_chosen } => rows * (4 * num_experts + 32 * num_chosen),
             Kind::Norm(_, width) => 3 * rows * width * 4,
             Kind::Attention(attention) | Kind::Scores(attention) => rows * attention.qkv_width() * size,
             Kind::Pass(pass) => rows * pass.width * (pass.kept + 1) * size,
@@ -363,6 +397,8 @@ impl Operation {
             return Some(Self { rows: Rows { factor: part(self.rows.factor)?, ..self.rows }, ..*self });
         }
         let kind = match self.kind {
+            // Layers with experts are not cut (`python/dflop/models/backbone.py`).
+            Kind::Product(product) if product.num_experts > 1 => return None,
             Kind::Product(product) => Kind::Product(match product.cut {
                 Cut::Whole => product,
                 Cut::Outputs => Product {
@@ -388,7 +424,7 @@ impl Product {
     /// `2 m n k` for the forward and for each gradient.
     fn work(&self, rows: u64, phase: Phase, size: u64) -> Work {
         let (m, k, n) = (u128::from(rows), u128::from(self.inputs), u128::from(self.outputs));
-        let tensors = (m * k + k * n + m * n) * u128::from(size);
+        let tensors = (m * k + u128::from(self.num_read(rows)) * k * n + m * n) * u128::from(size);
         let kernels = match phase {
             Phase::Forward => 1,
             Phase::Input if self.has_input_gradient => 1,
@@ -401,7 +437,14 @@ impl Product {
 
     /// Bytes moved where the gradient of the weight joins that of the microbatches before.
     pub(super) fn summed_bytes(&self, phase: Phase, size: u64) -> u128 {
-        if phase == Phase::Weight { 3 * u128::from(self.inputs * self.outputs) * u128::from(size) } else { 0 }
+        // Of experts that no row goes to, too: the gradient is one tensor of all of them.
+        let weights = u128::from(self.num_experts * self.inputs) * u128::from(self.outputs);
+        if phase == Phase::Weight { 3 * weights * u128::from(size) } else { 0 }
+    }
+
+    /// Matrices that rows go through, at most.
+    pub(super) fn num_read(&self, rows: u64) -> u64 {
+        rows.min(self.num_experts)
     }
 }
 

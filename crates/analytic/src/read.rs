@@ -11,7 +11,7 @@ use serde_json::Value;
 mod qwen3_vl;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 8] = [
+pub const FAMILIES: [&str; 9] = [
     "llava_onevision",
     "llava_next",
     "internvl",
@@ -19,6 +19,7 @@ pub const FAMILIES: [&str; 8] = [
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_vl_moe",
     "qwen2_audio",
 ];
 
@@ -41,7 +42,8 @@ impl Architecture {
             "internvl_chat" => internvl(config, true),
             "qwen2_vl" => qwen_vl(config, false),
             "qwen2_5_vl" => qwen_vl(config, true),
-            "qwen3_vl" => qwen3_vl::read(config),
+            "qwen3_vl" => qwen3_vl::read(config, false),
+            "qwen3_vl_moe" => qwen3_vl::read(config, true),
             "qwen2_audio" => qwen2_audio(config),
             _ => Err(AnalyticError::UnknownFamily { found: found.to_owned(), known: FAMILIES.join(", ") }),
         }
@@ -106,6 +108,7 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
         num_key_value_heads,
         head_size,
         mlp_width: text.count("intermediate_size")?,
+        experts: None,
         vocabulary: text.count("vocab_size")?,
         is_tied,
         has_qkv_bias: is_qwen || has_bias,

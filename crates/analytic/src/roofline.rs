@@ -23,6 +23,9 @@ const KERNEL_NS: f64 = 1_500.0;
 /// How much longer a product takes whose rows do not all begin at a multiple of 16 bytes, which the tensor cores' loads
 /// want. Read off the head of the GPT runs of `results/2026-11_estimate_runs.md`: their vocabulary of 50,257.
 const UNALIGNED: f64 = 2.75;
+/// Rows that a kernel of products computes at once: assumed. Of each expert's rows the last such tile is filled by half on
+/// the average, and a few rows cost as much as a whole one.
+const TILE_ROWS: u64 = 128;
 /// The largest sizes of the grids, in tokens: beyond them predictions are marked as extrapolated.
 const MAX_TOKENS: u64 = 1 << 18;
 
@@ -62,14 +65,23 @@ impl Roofline<'_> {
             Kind::Attention(attention) => self.attention_ns(attention, segments, phase).max(memory_ns),
             Kind::Product(product) if work.flops > 0 => {
                 let starts_ns = work.kernels as f64 * KERNEL_NS;
+                let rows = operation.rows.of(segments);
+                // Experts fill tiles of their own, and read weights of their own.
+                let filled = filled_rows(product, rows);
+                let flops = (work.flops as f64 * filled as f64 / rows as f64) as u128;
                 match self.measured {
+                    Some(measured) if product.num_experts > 1 => {
+                        let beside = product.summed_bytes(phase, self.size);
+                        let own_ns = experts_ns(measured, product, rows, phase);
+                        own_ns.max(self.bytes_ns(work.bytes - beside)) + self.bytes_ns(beside) + starts_ns
+                            - KERNEL_NS
+                    }
                     Some(measured) => {
-                        let rows = operation.rows.of(segments);
                         // The product has its own start.
                         let beside_ns = self.bytes_ns(product.summed_bytes(phase, self.size));
                         product_ns(measured, product, rows, phase) + beside_ns + starts_ns - KERNEL_NS
                     }
-                    None => self.flops_ns(work.flops, constant).max(memory_ns) + starts_ns,
+                    None => self.flops_ns(flops, constant).max(memory_ns) + starts_ns,
                 }
             }
             _ => self.flops_ns(work.flops, constant).max(memory_ns) + work.kernels as f64 * KERNEL_NS,
@@ -140,6 +152,8 @@ impl Roofline<'_> {
         let sum_ns: f64 = alone_ns.iter().sum();
         let ratio = if sum_ns > 0.0 { forward.and(input).and(weight).ns() / sum_ns } else { 0.0 };
         let [forward_ns, mut input_ns, mut weight_ns] = alone_ns.map(|ns| (ns * ratio).round() as u64);
+        let joint_ns = (weight_ns as f64 * self.joint_share(operations, segments)).round() as u64;
+        (input_ns, weight_ns) = (input_ns + joint_ns, weight_ns - joint_ns);
         if !module.has_input_gradient {
             // What lies between its weights is then needed for those weights alone.
             weight_ns += std::mem::take(&mut input_ns);
@@ -168,13 +182,23 @@ impl Roofline<'_> {
         }
     }
 
+    /// The share of gradients of weights that are computed with those of what the module reads.
+    fn joint_share(&self, operations: &[&Operation], segments: &[u64]) -> f64 {
+        let is_joint = |o: &&&Operation| matches!(o.kind, Kind::Product(product) if !product.is_split);
+        let ns = |o: &&Operation| self.operation_ns(o, segments, Phase::Weight);
+        let joint: f64 = operations.iter().filter(is_joint).map(ns).sum();
+        if joint > 0.0 { joint / operations.iter().map(ns).sum::<f64>() } else { 0.0 }
+    }
+
     /// What I and W hold: I at most all gradients that it queues beside the widest step of a whole backward.
     fn split(&self, operations: &[&Operation], segments: &[u64], widest: u64) -> SplitBytes {
         let sum = |of: fn(&Operation, &[u64], u64) -> u64| {
             operations.iter().map(|o| of(o, segments, self.size)).sum::<u64>()
         };
         let gradients = sum(Operation::queued_gradient_bytes);
-        let weight = operations.iter().map(|o| o.num_parameters() * self.size).max().unwrap_or(0);
+        let is_split = |o: &&&Operation| !matches!(o.kind, Kind::Product(product) if !product.is_split);
+        let weights = operations.iter().filter(is_split).map(|o| o.num_parameters() * self.size);
+        let weight = weights.max().unwrap_or(0);
         SplitBytes {
             queued_bytes: gradients + sum(Operation::queued_input_bytes),
             input_workspace_bytes: widest + gradients,
@@ -294,6 +318,28 @@ fn product_ns(measured: &Measured, product: Product, rows: u64, phase: Phase) ->
     };
     // 16 bytes are eight values.
     if (inputs | outputs).is_multiple_of(8) { ns } else { ns * UNALIGNED }
+}
+
+/// Rows that experts compute for these, which are dealt out evenly; all rows where there is one matrix.
+fn filled_rows(product: Product, rows: u64) -> u64 {
+    if product.num_experts == 1 {
+        return rows;
+    }
+    let experts = product.num_read(rows);
+    experts * (rows / experts + TILE_ROWS / 2).max(TILE_ROWS)
+}
+
+/// Time of a phase of products of experts in one kernel, in nanoseconds: as long as one product with as many rows, tiles
+/// that are not full counted as full. That the kernel reaches the rate of one product is assumed.
+fn experts_ns(measured: &Measured, product: Product, rows: u64, phase: Phase) -> f64 {
+    let experts = product.num_read(rows);
+    match phase {
+        Phase::Forward | Phase::Input => product_ns(measured, product, filled_rows(product, rows), phase),
+        // One below the other, each of its own rows alone.
+        Phase::Weight => {
+            measured.product_ns(experts * product.inputs, product.outputs, rows.div_ceil(experts))
+        }
+    }
 }
 
 /// Bytes of logits in float32 that the loss makes at a time; `LOGITS_BYTES_MAX` of `models/loss.py`.

@@ -71,6 +71,117 @@ fn a_layer_whose_ranks_share_the_rows_by_hand() {
     assert_eq!(kept(&part, 7), 4 * 56 + 7 * (36 + 32 + 36) / 2);
 }
 
+/// As `tiny`, with three experts in place of the MLP, of which a token reads two.
+fn tiny_experts() -> Value {
+    json!({
+        "model_type": "qwen3_vl_moe",
+        "vision_config": {
+            "depth": 2, "hidden_size": 4, "num_heads": 2, "intermediate_size": 6, "patch_size": 2,
+            "temporal_patch_size": 1, "out_hidden_size": 4, "num_position_embeddings": 4,
+            "deepstack_visual_indexes": [],
+        },
+        "text_config": {
+            "hidden_size": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 9,
+            "num_hidden_layers": 2, "vocab_size": 10, "num_experts": 3, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 5,
+        },
+    })
+}
+
+#[test]
+fn a_layer_with_experts_by_hand() {
+    let layer = module(&tiny_experts(), "llm_layer");
+    // Queries and out 4 x 4, keys and values 4 x 2, norms of 4, 4, 2 and 2, router 4 x 3, three experts of 3 x 4 x 5.
+    let outside = 16 + 16 + 8 + 8 + 12;
+    assert_eq!((layer.count, layer.num_parameters()), (2, outside + 12 + 180));
+    // Each of 3 tokens goes through two experts.
+    let products = 2 * 3 * (48 + 12 + 2 * 60);
+    // What the last product gives is kept for its share, so that recomputation runs all.
+    let forward = products + 144;
+    let expected = ModuleFlops { forward, input: products + 360, weight: products, recomputed: forward };
+    assert_eq!(layer.flops(&[3]), expected);
+    // A token, of experts: its copies for two products, both halves and the activation of the first, results of the last;
+    // in float32 three chances, two of them, their sum; and two shares.
+    let kept = |layer: &Module| layer.operations.iter().map(|o| o.kept_bytes(&[6], 2)).sum::<u64>();
+    let dense = module(&tiny(), "llm_layer");
+    // The norms of heads: two of 2 and one of 2, in float32 and the dtype, with a scale. The router keeps what the norm gave,
+    // as the MLP did; that kept two products of 6, an activation and their product.
+    let of_norms = 3 * (2 * 6 + 4);
+    let of_experts = 2 * 2 * (4 + 15 + 5 + 4) + 4 * (3 + 1 + 2) + 2 * 2;
+    assert_eq!(kept(&layer), kept(&dense) + 6 * (of_norms + of_experts - 4 * 6 * 2));
+    assert!([2, 4].iter().all(|degree| layer.cut(*degree).is_none()));
+    let mut config = tiny_experts();
+    config["text_config"]["mlp_only_layers"] = json!([0, 1]);
+    // 3 x 4 x 9.
+    assert_eq!(module(&config, "llm_layer").num_parameters(), outside + 108);
+}
+
+#[test]
+fn experts_that_are_not_understood_are_refused_by_name() {
+    let refused = |field: &str, value: Value| {
+        let mut config = tiny_experts();
+        config["text_config"][field] = value;
+        Architecture::from_config(&config).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused("mlp_only_layers", json!([1])),
+        "config.json: `text_config.mlp_only_layers` is [1], must leave all 2 layers with experts or none: now 1 have them"
+    );
+    assert_eq!(
+        refused("decoder_sparse_step", json!(2)),
+        "config.json: `text_config.decoder_sparse_step` is 2, must leave all 2 layers with experts or none: now 1 have them"
+    );
+    assert_eq!(
+        refused("num_experts_per_tok", json!(4)),
+        "config.json: `text_config.num_experts_per_tok` is 4, must be at most the 3 experts"
+    );
+    // As transformers 5 writes it.
+    let mut config = tiny_experts();
+    config["text_config"]["num_experts"] = Value::Null;
+    config["text_config"]["num_local_experts"] = json!(7);
+    assert_eq!(Architecture::from_config(&config).unwrap().llm.experts.unwrap().count, 7);
+}
+
+/// Time follows the experts that a token reads, memory all of them; few rows an expert are slower than their operations say.
+#[test]
+fn experts_cost_time_by_what_is_read_and_memory_by_what_is_held() {
+    let estimated = |name: &str| profile(name, "h100", "bfloat16").modules["llm_layer"].clone();
+    let layer = estimated("qwen3-vl-30b-a3b");
+    // 128 experts of 3 x 2,048 x 768, the router, attention with 32 and 4 heads of 128, norms.
+    let outside = 2 * 2_048 * 4_096 + 2 * 2_048 * 512 + 2 * 2_048 + 2 * 128;
+    assert_eq!(layer.num_parameters, 128 * 3 * 2_048 * 768 + 128 * 2_048 + outside);
+    assert_eq!(layer.parameter_bytes, 2 * layer.num_parameters);
+    let at = |layer: &dflop_types::ModuleProfile, size: u64| {
+        *layer.linear.points.iter().find(|point| point.size == size).unwrap()
+    };
+    // A dense layer as large as what a token reads, 8 experts as one MLP, takes less time; one as large as all, more.
+    let mut dense = catalogue_model("qwen3-vl-30b-a3b").unwrap().architecture().unwrap();
+    let mut of_width = |width: u64| {
+        dense.llm.experts = None;
+        dense.llm.mlp_width = width;
+        let settings = EstimateSettings {
+            model: String::new(),
+            dtype: "bfloat16".to_owned(),
+            made_from: MadeFrom::new(),
+        };
+        estimate(&dense, Hardware::named("h100").unwrap(), &settings).unwrap().modules["llm_layer"].clone()
+    };
+    let (read, all) = (of_width(8 * 768), of_width(128 * 768));
+    for size in [16_384, 65_536] {
+        let [layer, read, all] = [&layer, &read, &all].map(|layer| at(layer, size));
+        assert!(read.forward_ns < layer.forward_ns && layer.forward_ns < all.forward_ns, "{size}");
+    }
+    // Four times the rows of an expert: less than four times the time where tiles are hardly filled, about that where they are.
+    let growth = |few: u64| at(&layer, 4 * few).forward_ns as f64 / at(&layer, few).forward_ns as f64;
+    assert!(growth(256) < 2.5 && growth(32_768) > 3.5, "{} {}", growth(256), growth(32_768));
+    // The backward of experts is not split: W has the products of attention alone, which are a small part.
+    let point = at(&layer, 8_192);
+    assert!(2 * point.weight_ns < point.input_ns, "{point:?}");
+    let split = point.split.unwrap();
+    assert_eq!(split.queued_bytes, 2 * point.size * (2_048 + 4_096 + 4_096 + 2 * 512 + 2_048));
+    assert_eq!(split.weight_workspace_bytes, 2 * 2_048 * 4_096);
+}
+
 #[test]
 fn an_encoder_by_hand() {
     let layer = module(&tiny(), "encoder_layer");
@@ -202,7 +313,7 @@ fn fields_that_transformers_fills_in_are_filled_in() {
     assert_eq!(
         refused(json!({"model_type": "bert"})),
         "config.json: `model_type` is `bert`, known are llava_onevision, llava_next, internvl, internvl_chat, qwen2_vl, \
-         qwen2_5_vl, qwen3_vl, qwen2_audio"
+         qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen2_audio"
     );
     assert_eq!(
         refused(json!({"model_type": "qwen2_vl"})),

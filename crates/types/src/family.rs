@@ -71,7 +71,7 @@ pub const FAMILIES: [FamilyRecord; 9] = {
         record("qwen2_audio", &["audio"], [YES, YES, YES, YES, YES]),
         record("qwen2_vl", PICTURES, [YES, YES, YES, YES, YES]),
         record("qwen3_vl", PICTURES, [YES, YES, YES, YES, NO]),
-        record("qwen3_vl_moe", PICTURES, [YES, NO, NO, NO, NO]),
+        record("qwen3_vl_moe", PICTURES, [YES, YES, YES, YES, NO]),
     ]
 };
 

@@ -21,7 +21,7 @@ from torch import nn
 from dflop.models.loss import cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
 from dflop.models.sequence import all_rows, own_rows
-from dflop.models.tensor import Cut, LayerPlan, cut_layer
+from dflop.models.tensor import Cut, LayerPlan, Uncut, cut_layer
 from dflop.models.vocabulary import cut_vocabulary
 
 if TYPE_CHECKING:
@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     from dflop.models.sums import Sums
     from dflop.models.tensor import TensorRank
 
-TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
+WITH_EXPERTS = ("qwen3_vl_moe_text",)
+"""`model_type` of the backbones whose layers have experts in place of the MLP."""
+TEXT_MODELS = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen2_vl_text",
+    "qwen2_5_vl_text",
+    "qwen3_vl_text",
+    *WITH_EXPERTS,
+)
 """`model_type` of the backbones whose layers `LlmStage` can call."""
 
 
@@ -58,7 +68,37 @@ def backbone_rules(text: Any) -> list[Rule]:
 
 def norms_of_heads(text: Any) -> tuple[str, ...]:
     """Names, in a layer, of norms over single heads of queries and keys; empty where it has none."""
-    return ("self_attn.q_norm", "self_attn.k_norm") if text.model_type == "qwen3_vl_text" else ()
+    has_norms = text.model_type in ("qwen3_vl_text", "qwen3_vl_moe_text")
+    return ("self_attn.q_norm", "self_attn.k_norm") if has_norms else ()
+
+
+def has_experts(text: Any) -> bool:
+    """Whether layers of the backbone have experts in place of the MLP.
+
+    Args:
+        text: configuration of the backbone.
+
+    Returns:
+        True if some have; the family's rules see to it that then all have.
+    """
+    return text.model_type in WITH_EXPERTS and any(layers_with_experts(text))
+
+
+def layers_with_experts(text: Any) -> list[bool]:
+    """Of each layer, whether it has experts: as transformers decides it.
+
+    Args:
+        text: configuration of a backbone of `WITH_EXPERTS`.
+
+    Returns:
+        One answer a layer, in order.
+    """
+    return [
+        layer not in text.mlp_only_layers
+        and text.num_experts > 0
+        and (layer + 1) % text.decoder_sparse_step == 0
+        for layer in range(text.num_hidden_layers)
+    ]
 
 
 def layer_plan(text: Any) -> LayerPlan:
@@ -68,8 +108,11 @@ def layer_plan(text: Any) -> LayerPlan:
         text: configuration of the backbone.
 
     Returns:
-        The plan.
+        The plan. One for layers with experts refuses every degree but 1, with an error that names the field.
     """
+    if has_experts(text):
+        field = "text_config.num_experts"
+        return LayerPlan(cuts=(Uncut("mlp.experts", field, text.num_experts),), entries=())
     heads = ("text_config.num_attention_heads", text.num_attention_heads)
     few = ("text_config.num_key_value_heads", text.num_key_value_heads)
     width = ("text_config.intermediate_size", text.intermediate_size)

@@ -28,6 +28,9 @@ _KEPT_NAMES = (
     "aten.addmm",
     "aten.bmm",
     "aten.baddbmm",
+    # Products of experts.
+    "aten._grouped_mm",
+    "transformers.grouped_mm_fallback",
     "aten.convolution",
     "aten._scaled_dot_product_flash_attention",
     "aten._scaled_dot_product_flash_attention_for_cpu",

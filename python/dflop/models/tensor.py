@@ -12,12 +12,12 @@ part of a parameter a rank has: by it parameters are filled, saved and exported.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import nn
 
-from dflop.models.errors import profile_error
+from dflop.models.errors import hinted, profile_error
 from dflop.models.recompute import is_replaying
 from dflop.models.sequence import share_rows
 
@@ -120,6 +120,28 @@ class Cut:
             f"`{self.field}` is {self.num_parts}, must be a multiple of the tensor parallel degree {degree}"
         )
         raise profile_error(message)
+
+
+class Uncut(Cut):
+    """Experts, which tensor parallelism does not cut: each rank has all experts of its layers."""
+
+    def of_rank(self, degree: int, rank: int) -> NoReturn:
+        """Refuses.
+
+        Args:
+            degree: ranks, more than 1.
+            rank: from 0.
+
+        Raises:
+            ProfileError: always.
+        """
+        del rank
+        message = (
+            f"`{self.field}` is {self.num_parts}, and layers with experts cannot be cut over {degree} ranks: "
+            "the tensor parallel degree of the LLM must be 1"
+        )
+        hint = "use more pipeline stages, or ZeRO-3 of colocated replicas: `dflop plan` knows it"
+        raise hinted(profile_error(message), hint)
 
 
 @dataclass(frozen=True)

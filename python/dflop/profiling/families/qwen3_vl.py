@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-
 from dflop.models.families.qwen3_vl import Qwen3Vl
 from dflop.models.packing import PACKED_ENCODER
 from dflop.profiling.families.backbone import backbone_pieces
@@ -38,9 +36,19 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
-    # The adapter of training checks the configuration, and gives the geometry.
-    family = Qwen3Vl(model_dir)
-    source = Source(model_dir, Qwen3VLConfig, Qwen3VLForConditionalGeneration, set_layers, PACKED_ENCODER)
+    return pieces_of(Qwen3Vl(model_dir))
+
+
+def pieces_of(family: Qwen3Vl) -> list[Piece]:
+    """The pieces of a model that is built like Qwen3-VL.
+
+    Args:
+        family: the adapter of training, which has checked the configuration and gives the geometry.
+
+    Returns:
+        Six pieces.
+    """
+    source = Source(family.model_dir, family.config_class, family.model_class, set_layers, PACKED_ENCODER)
     vision = source.encoder
     counts = {"encoder_layer": vision.depth}
     return [

@@ -1,0 +1,169 @@
+"""Layers with experts: their weight files, the ways to compute them, what is refused, and what changes no gradient."""
+
+import json
+
+import pytest
+import torch
+from conformance import CPU, FLOAT, check_gradients, conversations, write_model
+from safetensors.torch import load_file, save_file
+
+from dflop._native import ProfileError
+from dflop.data.collate import llm_input
+from dflop.models import load_adapter
+from dflop.models.export import write_model as export
+from dflop.models.load import Weights
+from dflop.models.recompute import recomputing
+from dflop.models.split_backward import split_backward
+from dflop.models.tensor import TensorRank
+
+pytestmark = pytest.mark.usefixtures("quiet")
+NAME, SEED = "qwen3_vl_moe", 3
+
+
+def changed(folder, way=None, **fields):
+    """A folder with the tiny model; its backbone has these fields, its experts are computed in this way."""
+    directory = write_model(folder, NAME)
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"].update(fields)
+    if way is not None:
+        config["experts_implementation"] = way
+    path.write_text(json.dumps(config))
+    return directory
+
+
+def pieces_of(adapter, seed=SEED):
+    """Encoder and backbone."""
+    return [
+        adapter.build_encoder(CPU, FLOAT, seed),
+        adapter.build_llm_stage(0, adapter.num_llm_layers, CPU, FLOAT, seed),
+    ]
+
+
+def values_of(pieces):
+    """Parameters by name."""
+    return {name: p.detach() for piece in pieces for name, p in piece.named_parameters()}
+
+
+def text_loss(stage, adapter, folder, backward=torch.Tensor.backward):
+    """Loss and gradients of text."""
+    samples = conversations(folder / "media", adapter, NAME)
+    batch = llm_input([samples["text"].sample])
+    loss = stage(batch, torch.empty(0, adapter.feature_width))
+    backward(loss)
+    return float(loss.detach()), {n: p.grad for n, p in stage.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("has_hub_form", [True, False])
+def test_both_forms_of_the_files_are_read_as_from_pretrained_reads_them(tmp_path, has_hub_form):
+    """The hub's files have the matrices of experts transposed, those that transformers 5 writes may not."""
+    directory = write_model(tmp_path, NAME)
+    adapter = load_adapter(directory)
+    values = values_of(pieces_of(adapter))
+    is_stacked = {name: ".experts." in name for name in values}
+    assert sum(is_stacked.values()) == 2 * adapter.num_llm_layers
+    files = {
+        name: value.transpose(1, 2).contiguous() if has_hub_form and is_stacked[name] else value
+        for name, value in values.items()
+    }
+    save_file(files, directory / "model.safetensors", metadata={"format": "pt"})
+    theirs = dict(adapter.model_class.from_pretrained(directory, dtype=FLOAT).named_parameters())
+    weights = Weights(directory, adapter.build_whole()[0])
+    pieces = pieces_of(adapter, seed=SEED + 1)
+    for piece in pieces:
+        weights.fill(piece)
+    found = values_of(pieces)
+    assert found.keys() == theirs.keys()
+    for name, value in found.items():
+        assert torch.equal(value, theirs[name]), name
+        assert torch.equal(value, values[name]), name
+
+
+def test_what_is_exported_is_what_transformers_writes(tmp_path):
+    directory = write_model(tmp_path, NAME)
+    adapter = load_adapter(directory)
+    values = values_of(pieces_of(adapter))
+    export(adapter.build_whole()[0], values, directory, tmp_path / "out", FLOAT, 1 << 30)
+    model = adapter.model_class(adapter.read_config())
+    model.load_state_dict(values)
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = (load_file(tmp_path / folder / "model.safetensors") for folder in ("out", "theirs"))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+def test_a_user_chooses_how_experts_are_computed_and_all_ways_agree(tmp_path):
+    found = {}
+    for way in (None, "eager", "grouped_mm", "batched_mm"):
+        adapter = load_adapter(changed(tmp_path / str(way), way))
+        whole, config = adapter.build_whole()
+        # transformers' own choice where nobody chose.
+        assert config.text_config._experts_implementation == (way or "grouped_mm")
+        experts = whole.model.language_model.layers[0].mlp.experts
+        assert experts.config._experts_implementation == (way or "grouped_mm")
+        found[way] = text_loss(pieces_of(adapter)[1], adapter, tmp_path / str(way))
+    loss, gradients = found.pop(None)
+    assert all(".experts." not in name or gradient.any() for name, gradient in gradients.items())
+    for other, of_other in found.values():
+        assert other == pytest.approx(loss, rel=1e-6)
+        check_gradients(of_other, gradients)
+
+
+@pytest.mark.parametrize("way", ["eager", "grouped_mm"])
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_recomputation_and_a_split_backward_change_no_gradient(tmp_path, way, mode):
+    adapter = load_adapter(changed(tmp_path, way))
+    _, expected = text_loss(pieces_of(adapter)[1], adapter, tmp_path)
+    stage = pieces_of(adapter)[1]
+    with recomputing(stage.layers_in_order(), mode):
+        _, again = text_loss(stage, adapter, tmp_path)
+    check_gradients(again, expected)
+    stage = pieces_of(adapter)[1]
+    with split_backward(stage) as queue:
+        _, _ = text_loss(stage, adapter, tmp_path)
+        # Those of experts and routers are there, those of linear maps wait.
+        early = {name for name, p in stage.named_parameters() if p.grad is not None and p.dim() > 1}
+        assert early == {name for name in expected if ".experts." in name or ".mlp.gate." in name}
+        queue.flush()
+    check_gradients({n: p.grad for n, p in stage.named_parameters() if p.grad is not None}, expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"output_router_logits": True}, "`text_config.output_router_logits` is True, must be false"),
+        (
+            {"mlp_only_layers": [1]},
+            r"`text_config.mlp_only_layers` is \[1\], must be such that all 3 layers have experts",
+        ),
+        (
+            {"decoder_sparse_step": 2},
+            "`text_config.decoder_sparse_step` is 2, must be such that all 3 layers",
+        ),
+        ({"num_experts_per_tok": 7}, "`text_config.num_experts_per_tok` is 7, must be from 1 to"),
+    ],
+)
+def test_what_would_make_the_gradient_depend_on_the_schedule_or_is_not_planned_is_refused(
+    tmp_path, fields, words
+):
+    with pytest.raises(ProfileError, match=words):
+        load_adapter(changed(tmp_path, **fields))
+
+
+def test_layers_without_experts_are_those_of_the_mlp(tmp_path):
+    """All of them: then tensor parallelism cuts them, too."""
+    adapter = load_adapter(changed(tmp_path, decoder_sparse_step=9))
+    stage = adapter.build_llm_stage(0, 3, CPU, FLOAT, SEED, tensor=TensorRank(2, 1))
+    assert stage.layers_in_order()[0].mlp.gate_proj.weight.shape == (48, 48)
+
+
+def test_layers_with_experts_are_not_cut(tmp_path):
+    adapter = load_adapter(write_model(tmp_path, NAME))
+    with pytest.raises(
+        ProfileError, match="`text_config.num_experts` is 6, and layers with experts"
+    ) as caught:
+        adapter.build_llm_stage(0, 3, CPU, FLOAT, SEED, tensor=TensorRank(2, 0))
+    assert "pipeline stages" in caught.value.__notes__[0]
+    # Those of the encoder are.
+    adapter.build_encoder(CPU, FLOAT, SEED, tensor=TensorRank(2, 0))
