@@ -257,6 +257,7 @@ def test_frozen_parts_of_a_colocated_layout(sharding, is_frozen, model_dir, orac
         (3, "full"),
         (2, {"encoder": "full", "llm": "none"}),
         (3, {"encoder": "selective", "llm": "full"}),
+        (3, "full:1"),
     ],
     ids=name,
 )

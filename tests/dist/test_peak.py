@@ -74,7 +74,12 @@ def test_the_peak_of_a_step_is_under_the_prediction(counted, tmp_path):
 
 @pytest.mark.parametrize(
     ("placement", "encoder", "llm"),
-    [("colocated=true", "none", "full"), ("colocated=false", "full", "selective")],
+    [
+        ("colocated=true", "none", "full"),
+        ("colocated=false", "full", "selective"),
+        ("colocated=false", "full:1", "full:2"),
+        ("colocated=true", "full:2", "full:1"),
+    ],
 )
 def test_the_peak_is_under_the_prediction_where_components_recompute_different_things(
     placement, encoder, llm, tmp_path

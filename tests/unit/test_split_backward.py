@@ -6,7 +6,7 @@ from tiny_llava import Sample, pack, write_model_dir
 from torch import nn
 
 from dflop.models import load_adapter
-from dflop.models.recompute import MODES, recomputing
+from dflop.models.recompute import MODES, modes_of, recomputing
 from dflop.models.split_backward import split_backward
 
 CPU = torch.device("cpu")
@@ -121,9 +121,16 @@ def test_recomputation_runs_each_layer_once_more(stage):
     assert not any("forward" in vars(layer) for layer in layers)
 
 
-def test_an_unknown_mode_is_refused(stage):
+def test_the_first_layers_of_a_stage_may_recompute_everything():
+    assert modes_of("full:2", 3) == ["full", "full", "selective"]
+    assert modes_of("full:7", 3) == modes_of("full", 3) == ["full"] * 3
+    assert modes_of("none", 2) == ["none"] * 2
+
+
+@pytest.mark.parametrize("mode", ["some", "full:0", "full:-1", "full:", "full:x", "selective:2"])
+def test_an_unknown_mode_is_refused(mode):
     with (
-        pytest.raises(ValueError, match="`some` is no way to recompute, known are `none`"),
-        recomputing([], "some"),
+        pytest.raises(ValueError, match=f"`{mode}` is no way to recompute, known are `none`"),
+        recomputing([], mode),
     ):
         pass

@@ -52,7 +52,7 @@ def run(parts, actions, split=(), keep=None):
     return gradients, {name: p.grad.clone() for name, p in module.named_parameters()}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "full:1"])
 def test_gradients_of_split_microbatches_are_those_of_whole_ones(parts, mode):
     """Two split, one not, W late and out of order; also where layers compute their forward again."""
     features, expected = run(parts, "F0 B0 F1 B1 F2 B2")

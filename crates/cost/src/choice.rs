@@ -26,16 +26,17 @@ pub(crate) struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    /// The module of the encoder with this name, as it runs under the settings.
-    pub(crate) fn encoder(&self, name: &'static str) -> Result<Module, CostError> {
-        let component = self.settings.encoder;
+    /// The module of the encoder with this name, as it runs under the settings and this mode of recomputation.
+    pub(crate) fn encoder(&self, name: &'static str, recompute: Recompute) -> Result<Module, CostError> {
+        let component = ComponentSettings { recompute, ..self.settings.encoder };
         let chosen = self.choose(name, component.tensor_parallel_degree, 0)?;
         self.module(name, component, &chosen, self.settings.encoder_runs(name))
     }
 
-    /// The module of the LLM backbone with this name, as it runs under the settings.
-    pub(crate) fn llm(&self, name: &'static str) -> Result<Module, CostError> {
-        let (component, trained) = (self.settings.llm, self.settings.trained);
+    /// The module of the LLM backbone with this name, as it runs under the settings and this mode of recomputation.
+    pub(crate) fn llm(&self, name: &'static str, recompute: Recompute) -> Result<Module, CostError> {
+        let component = ComponentSettings { recompute, ..self.settings.llm };
+        let trained = self.settings.trained;
         if trained.lora_rank > 0 && !trained.llm {
             return Err(CostError::AdaptersFrozen { lora_rank: trained.lora_rank });
         }

@@ -31,6 +31,7 @@ use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile, Recompute
 /// frozen, nothing before it      F
 /// trained, nothing before it     F, and B as W: of I only the very first product is saved, which no measurement shows
 /// recomputed                     B and I longer by the measured extra time, and by the forward of attention in `full`
+/// `full:K`                       the first K layers of a stage as in `full`, its others as in `selective`
 /// cut over ranks                 the variant of that degree; with the all-reduces where they are not in it
 /// ```
 ///
@@ -40,7 +41,9 @@ pub struct CostModel {
     /// Modules of the encoder, with how many of each it has.
     pub(crate) encoder: Vec<(&'static str, Module, u64)>,
     pub(crate) embedding: Module,
+    /// A layer of the LLM backbone, but for those of `first`.
     pub(crate) layer: Module,
+    pub(crate) first: FirstLayers,
     pub(crate) head: Module,
     pub(crate) num_llm_layers: u32,
     pub(crate) hidden_bytes: u64,
@@ -57,6 +60,31 @@ pub struct CostModel {
     pub(crate) settings: CostSettings,
     pub(crate) optimizer_ns_per_million: u64,
     pub(crate) holding: Holding,
+}
+
+/// Layers as they run where the first ones of each stage recompute everything and the others do not. How many these are
+/// says the mode of the component; without such a mode nothing stands here.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FirstLayers {
+    /// Of the encoder, by name.
+    pub(crate) encoder: Vec<(&'static str, Module)>,
+    llm: Option<Module>,
+}
+
+impl FirstLayers {
+    fn new(choice: &Choice<'_>, encoder: &[(&'static str, Module, u64)]) -> Result<Self, CostError> {
+        let is_mixed = |mode: Recompute| matches!(mode, Recompute::FullOf(_));
+        let mut first = Self::default();
+        if is_mixed(choice.settings.encoder.recompute) {
+            for (name, ..) in encoder.iter().filter(|(name, ..)| is_layer(name)) {
+                first.encoder.push((name, choice.encoder(name, Recompute::Full)?));
+            }
+        }
+        if is_mixed(choice.settings.llm.recompute) {
+            first.llm = Some(choice.llm("llm_layer", Recompute::Full)?);
+        }
+        Ok(first)
+    }
 }
 
 impl CostModel {
@@ -76,19 +104,22 @@ impl CostModel {
     pub fn with(profile: &ModelProfile, settings: &CostSettings) -> Result<Self, CostError> {
         let links = Links::new(&profile.network)?;
         let choice = Choice { profile, settings, links: &links };
+        let [of_encoder, of_llm] = [settings.encoder, settings.llm].map(|of| of.recompute.of_rest());
         let mut encoder = Vec::new();
         let names = ["encoder_embedding", "encoder_layer", "projector"];
         // A text-only model has none of them, and its encoder takes no time.
         let has_encoder = names.iter().any(|name| profile.modules.contains_key(*name));
         for name in names.into_iter().filter(|_| has_encoder) {
-            encoder.push((name, choice.encoder(name)?, u64::from(profile.count(name))));
+            encoder.push((name, choice.encoder(name, of_encoder)?, u64::from(profile.count(name))));
         }
         let window = ModelProfile::WINDOW_LAYER;
         if profile.modules.contains_key(window) {
-            encoder.push((window, choice.encoder(window)?, u64::from(profile.count(window))));
+            encoder.push((window, choice.encoder(window, of_encoder)?, u64::from(profile.count(window))));
         }
-        let (embedding, layer, head) =
-            (choice.llm("llm_embedding")?, choice.llm("llm_layer")?, choice.llm("llm_head")?);
+        let [embedding, layer, head] =
+            ["llm_embedding", "llm_layer", "llm_head"].map(|name| choice.llm(name, of_llm));
+        let (embedding, layer, head) = (embedding?, layer?, head?);
+        let first = FirstLayers::new(&choice, &encoder)?;
         let empty = encoder.iter().find(|(_, _, count)| *count == 0).map(|(name, _, _)| *name);
         let num_llm_layers = profile.num_llm_layers();
         if let Some(module) = empty.or_else(|| (num_llm_layers == 0).then_some("llm_layer")) {
@@ -98,6 +129,7 @@ impl CostModel {
             encoder,
             embedding,
             layer,
+            first,
             head,
             num_llm_layers,
             hidden_bytes: profile.hidden_bytes,
@@ -193,7 +225,9 @@ impl CostModel {
     ) -> Prediction {
         let stage = StageLayers { num_layers, is_first, is_last };
         let mut sum = self.stage_linear(microbatch.total_llm_tokens(), microbatch.label_tokens, stage);
-        sum.add(&self.layer.segments(samples_of(&microbatch.llm_tokens)), u64::from(num_layers));
+        for (layer, count) in self.layers_of(num_layers) {
+            sum.add(&layer.segments(samples_of(&microbatch.llm_tokens)), count);
+        }
         sum
     }
 
@@ -214,8 +248,8 @@ impl CostModel {
     /// Time of a stage of the LLM backbone over these tokens without attention.
     pub fn stage_linear(&self, tokens: u64, label_tokens: u64, stage: StageLayers) -> Prediction {
         let mut sum = Prediction::default();
-        if stage.num_layers > 0 {
-            sum.add(&self.layer.linear(tokens), u64::from(stage.num_layers));
+        for (layer, count) in self.layers_of(stage.num_layers) {
+            sum.add(&layer.linear(tokens), count);
         }
         if stage.is_first {
             sum.add(&self.embedding.linear(tokens), 1);
@@ -290,7 +324,23 @@ impl CostModel {
         EncoderLayers { first_layer: 0, num_layers, is_first: true, is_last: true }
     }
 
-    /// The modules of a stage of the encoder by name, with how many of each it holds. Where some layers attend within
+    /// Whether the first layers of an encoder stage recompute everything, and its others do not.
+    pub(crate) const fn has_first_layers(&self) -> bool {
+        !self.first.encoder.is_empty()
+    }
+
+    /// The layers of a stage of the LLM backbone that has `num_layers`, in the order of the forward: each kind with how many
+    /// of it there are, which is not 0.
+    pub(crate) fn layers_of(&self, num_layers: u32) -> impl Iterator<Item = (&Module, u64)> {
+        let num_first =
+            self.first.llm.as_ref().map_or(0, |_| self.settings.llm.recompute.full_layers(num_layers));
+        let first = self.first.llm.iter().map(move |layer| (layer, u64::from(num_first)));
+        let rest = std::iter::once((&self.layer, u64::from(num_layers - num_first)));
+        first.chain(rest).filter(|(_, count)| *count > 0)
+    }
+
+    /// The modules of a stage of the encoder by name, with how many of each it holds; layers that recompute everything beside
+    /// others that do not come first. Where some layers attend within
     /// windows and some do not, either kind is taken to be spread evenly, a layer without windows behind those with: so
     /// it is in Qwen2.5-VL.
     pub(crate) fn encoder_modules_of(
@@ -302,15 +352,25 @@ impl CostModel {
         let before = |layer: u64| layer * full / all;
         let (first, number) = (u64::from(stage.first_layer), u64::from(stage.num_layers));
         let num_full = before(first + number) - before(first);
-        self.encoder.iter().map(move |(name, module, count)| {
+        let num_first = if self.has_first_layers() {
+            u64::from(self.settings.encoder.recompute.full_layers(stage.num_layers))
+        } else {
+            0
+        };
+        let first_full = before(first + num_first) - before(first);
+        let firsts = self.first.encoder.iter().map(move |(name, module)| {
+            let held = if *name == "encoder_layer" { first_full } else { num_first - first_full };
+            (*name, module, held)
+        });
+        firsts.chain(self.encoder.iter().map(move |(name, module, count)| {
             let held = match *name {
-                "encoder_layer" => num_full,
-                ModelProfile::WINDOW_LAYER => number - num_full,
+                "encoder_layer" => num_full - first_full,
+                ModelProfile::WINDOW_LAYER => (number - num_full) - (num_first - first_full),
                 "projector" => u64::from(stage.is_last) * count,
                 _ => u64::from(stage.is_first) * count,
             };
             (*name, module, held)
-        })
+        }))
     }
 
     /// The sum of what `of_one` says of each module of the encoder, times how many of it there are.
@@ -341,8 +401,17 @@ impl CostModel {
 
     /// Curves with points that had to be repaired; empty for a profile without noise.
     pub fn repairs(&self) -> Vec<Repair> {
-        let of_modules = self.modules().flat_map(|(_, module)| module.repairs.iter().cloned());
-        of_modules.chain(self.links.repairs()).collect()
+        let mut repairs: Vec<Repair> =
+            self.modules().flat_map(|(_, module)| module.repairs.iter().cloned()).collect();
+        // The same curves as those of other layers, but for recomputation.
+        let firsts = self.first.encoder.iter().map(|(_, module)| module).chain(&self.first.llm);
+        for repair in firsts.flat_map(|module| &module.repairs) {
+            if !repairs.contains(repair) {
+                repairs.push(repair.clone());
+            }
+        }
+        repairs.extend(self.links.repairs());
+        repairs
     }
 
     /// Points over all curves that had to be repaired.

@@ -1,7 +1,7 @@
 //! Why no cost model can be made of a profile.
 
 use crate::grid::GridError;
-use dflop_types::Hint;
+use dflop_types::{Hint, Recompute};
 use thiserror::Error;
 
 /// Why no cost model can be made of a profile.
@@ -50,9 +50,9 @@ pub enum CostError {
         /// The module.
         module: &'static str,
         /// The mode asked for.
-        mode: &'static str,
+        mode: Recompute,
         /// Those that were measured.
-        measured: Vec<&'static str>,
+        measured: Vec<Recompute>,
     },
     /// The settings cut layers, or train adapters, in a way that was not measured.
     #[error(

@@ -69,8 +69,8 @@ impl Module {
             Recompute::None => None,
             _ if mode.runs == Runs::Forward => None,
             recompute => Some(measured.recompute.get(&recompute).ok_or_else(|| {
-                let measured = measured.recompute.keys().map(|mode| mode.name()).collect();
-                CostError::RecomputeNotMeasured { module, mode: recompute.name(), measured }
+                let measured = measured.recompute.keys().copied().collect();
+                CostError::RecomputeNotMeasured { module, mode: recompute, measured }
             })?),
         };
         let linear = Phases::new(mode, "linear", &measured.linear, extra.map(Vec::as_slice), &mut repairs)?;

@@ -48,11 +48,12 @@ impl CostModel {
     /// Forward and backward time that one sample adds on one stage of the LLM backbone, in nanoseconds.
     pub fn sample_stage_ns(&self, sample: &SampleShape, typical: Typical, stage: StageLayers) -> u64 {
         let tokens = u64::from(sample.llm_tokens);
-        let layer = self
-            .layer
-            .marginal_ns(tokens, typical.llm_tokens)
-            .saturating_add(self.layer.attention_ns(std::iter::once((1, tokens))));
-        let mut sum = layer.saturating_mul(u64::from(stage.num_layers));
+        let mut sum: u64 = 0;
+        for (layer, count) in self.layers_of(stage.num_layers) {
+            let linear_ns = layer.marginal_ns(tokens, typical.llm_tokens);
+            let of_one = linear_ns.saturating_add(layer.attention_ns(std::iter::once((1, tokens))));
+            sum = sum.saturating_add(of_one.saturating_mul(count));
+        }
         if stage.is_first {
             sum = sum.saturating_add(self.embedding.marginal_ns(tokens, typical.llm_tokens));
         }
@@ -91,9 +92,12 @@ impl CostModel {
     /// is in flight.
     pub fn sample_stage_bytes(&self, sample: &SampleShape, typical: Typical, stage: StageLayers) -> u64 {
         let tokens = u64::from(sample.llm_tokens);
-        let layer = self.layer.marginal_bytes(tokens, typical.llm_tokens)
-            + self.layer.attention_bytes(std::iter::once((1, tokens)));
-        let mut sum = layer.saturating_mul(u64::from(stage.num_layers));
+        let mut sum: u64 = 0;
+        for (layer, count) in self.layers_of(stage.num_layers) {
+            let linear = layer.marginal_bytes(tokens, typical.llm_tokens);
+            let of_one = linear + layer.attention_bytes(std::iter::once((1, tokens)));
+            sum = sum.saturating_add(of_one.saturating_mul(count));
+        }
         let rows = self.llm_rows(tokens);
         let hidden = rows.saturating_mul(self.hidden_bytes);
         let features = u64::from(sample.feature_tokens).saturating_mul(self.feature_bytes);

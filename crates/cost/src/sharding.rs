@@ -128,12 +128,13 @@ impl CostModel {
         let mut sum = self.encoder(microbatch);
         if sharding.gathers_layers() {
             let total = microbatch.encoder_tokens();
-            let unit = |(name, module, count): &(&'static str, Module, u64)| {
+            let unit = |(name, module, count): (&'static str, &Module, u64)| {
                 let mut one = module.linear(total);
                 one.add(&module.segments(segments_of(&microbatch.encoder_segments)), 1);
-                (is_layer(name), *name == "projector", Unit::new(module, *count, &one))
+                (is_layer(name), name == "projector", Unit::new(module, count, &one))
             };
-            let mut units: Vec<(bool, bool, Unit)> = self.encoder.iter().map(unit).collect();
+            let mut units: Vec<(bool, bool, Unit)> =
+                self.encoder_modules_of(self.whole_encoder()).map(unit).collect();
             // The projector comes last, the layers in between.
             units.sort_by_key(|&(is_layer, is_projector, _)| (is_projector, is_layer));
             self.meet(
@@ -155,14 +156,16 @@ impl CostModel {
         let mut sum = self.llm_stage(microbatch, stage.num_layers, stage.is_first, stage.is_last);
         if sharding.gathers_layers() {
             let total = microbatch.total_llm_tokens();
-            let mut layer = self.layer.linear(total);
-            layer.add(&self.layer.segments(samples_of(&microbatch.llm_tokens)), 1);
             let head = self.head.linear(microbatch.label_tokens);
-            let mut units = Vec::with_capacity(3);
+            let mut units = Vec::with_capacity(4);
             if stage.is_first {
                 units.push((false, Unit::new(&self.embedding, 1, &self.embedding.linear(total))));
             }
-            units.push((true, Unit::new(&self.layer, u64::from(stage.num_layers), &layer)));
+            for (layer, count) in self.layers_of(stage.num_layers) {
+                let mut one = layer.linear(total);
+                one.add(&layer.segments(samples_of(&microbatch.llm_tokens)), 1);
+                units.push((true, Unit::new(layer, count, &one)));
+            }
             if stage.is_last {
                 units.push((false, Unit::new(&self.head, 1, &head)));
             }

@@ -4,7 +4,7 @@
 use crate::cost::CostModel;
 use crate::module::Module;
 use crate::stage::{StageLayers, samples_of, segments_of};
-use dflop_types::MicrobatchShape;
+use dflop_types::{MicrobatchShape, Recompute};
 
 /// Certified least forward and backward time of one global batch, in nanoseconds over all replicas, however
 /// its samples are packed into microbatches.
@@ -17,6 +17,8 @@ pub struct WorkMin {
     encoder: f64,
     num_encoder_modules: u64,
     layer: f64,
+    /// What a layer takes more that recomputes everything beside others that do not, and how many of a stage these are.
+    first: (f64, Recompute),
     embedding: f64,
     head: f64,
 }
@@ -29,7 +31,9 @@ impl WorkMin {
 
     /// Least work of one stage of the LLM backbone in at most `parts` parts.
     pub fn stage_ns(&self, stage: StageLayers, parts: u64) -> u64 {
+        let (longer, mode) = self.first;
         let sum = self.layer * f64::from(stage.num_layers)
+            + longer * f64::from(mode.full_layers(stage.num_layers))
             + if stage.is_first { self.embedding } else { 0.0 }
             + if stage.is_last { self.head } else { 0.0 };
         certify(sum, parts, u64::from(stage.num_layers) + 2)
@@ -48,14 +52,30 @@ impl CostModel {
     /// *Complexity*: O(s log n) for s segments and samples.
     pub fn work_min(&self, batch: &MicrobatchShape) -> WorkMin {
         let total = batch.total_llm_tokens();
-        let of_one = |(_, module, count): &(_, Module, u64)| {
+        let of_module = |module: &Module| {
             let attention_ns = module.attention_ns(segments_of(&batch.encoder_segments));
-            (module.ns_min(batch.encoder_tokens()) + attention_ns as f64) * *count as f64
+            module.ns_min(batch.encoder_tokens()) + attention_ns as f64
+        };
+        // Of layers of which some recompute everything the shorter time: how many do depends on the stages.
+        let of_one = |(name, module, count): &(&str, Module, u64)| {
+            let firsts = self.first.encoder.iter().filter(|(of, _)| of == name);
+            firsts.map(|(_, first)| of_module(first)).fold(of_module(module), f64::min) * *count as f64
+        };
+        let of_layer =
+            |layer: &Module| layer.ns_min(total) + layer.attention_ns(samples_of(&batch.llm_tokens)) as f64;
+        // Several stages have more layers that recompute everything than all layers as one stage. So these count as longer
+        // than the others, but never as shorter, though noise may have it so: that keeps both a bound.
+        let layer = of_layer(&self.layer);
+        let first = self.layers_of(1).map(|(first, _)| of_layer(first)).next().unwrap_or(layer);
+        let mode = match self.settings.llm.recompute {
+            mode @ Recompute::FullOf(_) => mode,
+            _ => Recompute::None,
         };
         WorkMin {
             encoder: self.encoder.iter().map(of_one).sum(),
             num_encoder_modules: self.encoder.iter().map(|(_, _, count)| count).sum(),
-            layer: self.layer.ns_min(total) + self.layer.attention_ns(samples_of(&batch.llm_tokens)) as f64,
+            layer: layer.min(first),
+            first: ((first - layer).max(0.0), mode),
             embedding: self.embedding.ns_min(total),
             head: self.head.ns_min(batch.label_tokens),
         }

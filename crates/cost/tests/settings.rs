@@ -4,10 +4,10 @@
 use crate::fixture;
 use crate::fixture::profile;
 use dflop_cost::{
-    ComponentSettings, CostError, CostModel, CostSettings, Prediction, RankRole, StageLayers, Trained,
-    Typical,
+    ComponentSettings, CostError, CostModel, CostSettings, EncoderLayers, Prediction, RankMicrobatch,
+    RankRole, RankSteps, Sharding, StageLayers, Trained, Typical,
 };
-use dflop_types::{Hint, MicrobatchShape, ModelProfile, Network, Recompute};
+use dflop_types::{Action, Hint, MicrobatchShape, ModelProfile, Network, Recompute};
 use proptest::prelude::*;
 
 const WHOLE: StageLayers = StageLayers { num_layers: 4, is_first: true, is_last: true };
@@ -112,6 +112,14 @@ fn recomputation_lengthens_backward_and_input_gradient() {
             let [f, b, i, w] = times(&plain);
             assert_eq!(times(&longer), [f, b + ns, i + ns, w], "{mode:?}");
         }
+    }
+    // Of 3 and of 4 layers, 2 in full.
+    let (encoder, llm) = both(&cut(1, Recompute::full_of(2)));
+    let encoder_ns = 2 * (5 * 400 + 2 * 7 * 200) + 3 * 400;
+    let llm_ns = 2 * (5 * 500 + 9 * 500) + 2 * 3 * 500;
+    for (plain, longer, ns) in [(plain_encoder, encoder, encoder_ns), (plain_llm, llm, llm_ns)] {
+        let [f, b, i, w] = times(&plain);
+        assert_eq!(times(&longer), [f, b + ns, i + ns, w]);
     }
     // A frozen encoder has no backward in which to compute anything again.
     let mut frozen = cut(1, Recompute::Full);
@@ -348,6 +356,82 @@ proptest! {
         for (sum, whole) in [(sum.0, whole.0), (sum.1, whole.1)] {
             // The floor is missing: 300 ns of constants and 100 of latency in each layer and pass.
             prop_assert!((0.95..1.01).contains(&(sum as f64 / whole as f64)), "{} {}", sum, whole);
+        }
+    }
+}
+
+proptest! {
+    /// `full:K` is K layers of mode `full` and the others of mode `selective`, in time and in bytes kept, stage by stage; where
+    /// a stage has no more than K it is `full`.
+    #[test]
+    fn some_layers_in_full_are_a_sum_over_layers(
+        samples in proptest::collection::vec(fixture::any_sample(), 1..5), k in 1u32..6, n in 1u32..5, degree in 1u32..3,
+    ) {
+        let batch = MicrobatchShape::pack(&samples);
+        let model = |mode| CostModel::with(&profile(), &cut(degree, mode)).unwrap();
+        let [some, selective, full] =
+            [Recompute::full_of(k), Recompute::Selective, Recompute::Full].map(model);
+        let stage = |num_layers| StageLayers { num_layers, is_first: false, is_last: false };
+        let layers = |of: &CostModel, num_layers| times(&of.llm_stage(&batch, num_layers, false, false));
+        let sum = |a: [u64; 4], b: [u64; 4]| [0, 1, 2, 3].map(|at| a[at] + b[at]);
+        let num_full = k.min(n);
+        prop_assert_eq!(layers(&some, n), sum(layers(&full, num_full), layers(&selective, n - num_full)));
+        let kept = |of: &CostModel, num_layers| of.activation_bytes(RankRole::Stage(stage(num_layers)), &batch);
+        // The inputs of a stage (25 bytes a token) are there once, and what comes in is named apart.
+        let border = |of: &CostModel| 2 * kept(of, 1) - kept(of, 2);
+        let of_layers = |of: &CostModel, num_layers: u32| u64::from(num_layers) * (kept(of, 2) - kept(of, 1));
+        prop_assert_eq!(
+            kept(&some, n),
+            of_layers(&full, num_full) + of_layers(&selective, n - num_full) + border(&full)
+        );
+        // The encoder has 3 layers; here as one stage and as stages of 1 and 2.
+        let encoder = |of: &CostModel, first_layer, num_layers| {
+            let at = EncoderLayers { first_layer, num_layers, is_first: false, is_last: false };
+            times(&of.encoder_stage(&batch, at))
+        };
+        let num_full = k.min(3);
+        prop_assert_eq!(encoder(&some, 0, 3), sum(encoder(&full, 0, num_full), encoder(&selective, 0, 3 - num_full)));
+        for (first, number) in [(0, 1), (1, 2)] {
+            let num_full = k.min(number);
+            let parts = sum(encoder(&full, first, num_full), encoder(&selective, first + num_full, number - num_full));
+            prop_assert_eq!(encoder(&some, first, number), parts);
+        }
+        // No stages take less than the bound, whatever number of stages the layers are cut into.
+        let least = some.work_min(&batch);
+        let of_stages: u64 = (0..4).map(|_| some.llm_stage(&batch, 1, false, false).total_ns()).sum();
+        prop_assert!(least.stage_ns(stage(4), 1) <= of_stages);
+        prop_assert!(least.stage_ns(stage(4), 1) <= some.llm_stage(&batch, 4, false, false).total_ns());
+        prop_assert!(least.stage_ns(stage(4), 1) >= selective.work_min(&batch).stage_ns(stage(4), 1));
+        prop_assert!(least.encoder_ns(1) <= some.encoder(&batch).total_ns());
+    }
+
+    /// More layers in full never hold more, and never take less time.
+    #[test]
+    fn memory_falls_and_time_grows_with_the_layers_in_full(
+        sample in fixture::any_sample(), order in 1usize..4,
+    ) {
+        let microbatch = RankMicrobatch {
+            shape: MicrobatchShape::pack([&sample]), feature_tokens: sample.feature_tokens.into()
+        };
+        let microbatches = vec![microbatch; order];
+        let text: Vec<String> = (0..order).map(|m| format!("0F{m}")).chain((0..order).map(|m| format!("0B{m}"))).collect();
+        let actions: Vec<Action> = text.iter().map(|action| action.parse().unwrap()).collect();
+        let mut last: Option<(u64, u64, u64)> = None;
+        let modes = (0..5).map(Recompute::full_of).chain([Recompute::Full]);
+        for mode in modes {
+            let model = CostModel::with(&profile(), &cut(1, mode)).unwrap();
+            let peak = |role| {
+                let steps = RankSteps {
+                    role, microbatches: &microbatches, actions: &actions, copies_rows: false, sharding: Sharding::NONE,
+                };
+                model.rank_peak(&steps).unwrap().total_bytes()
+            };
+            let ns = model.llm_stage(&microbatches[0].shape, 4, true, true).total_ns();
+            let now = (peak(RankRole::Encoder), peak(RankRole::Stage(WHOLE)), ns);
+            if let Some(before) = last {
+                prop_assert!(now.0 <= before.0 && now.1 <= before.1 && now.2 >= before.2, "{mode}: {now:?} {before:?}");
+            }
+            last = Some(now);
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::rough::{BatchSizes, Rough, rough};
 use crate::space::Candidate;
 use dflop_cost::CostModel;
 use dflop_step::{StepScheduler, StepSettings};
-use dflop_types::{PipelineOrder, PlanPrediction, RankedPlan, Rejection, SampleIndex};
+use dflop_types::{Component, PipelineOrder, PlanPrediction, RankedPlan, Rejection, SampleIndex};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -137,6 +137,21 @@ impl<'a> Known<'a> {
     }
 }
 
+/// Why the stages of a candidate cannot have as many layers that recompute everything as it asks for; `None` if they can.
+fn full_exceeds_stage(model: &CostModel, candidate: &Candidate) -> Option<Rejection> {
+    let layers = [model.num_encoder_layers(), model.num_llm_layers()];
+    let of = [(Component::Encoder, candidate.recompute.encoder), (Component::Llm, candidate.recompute.llm)];
+    of.into_iter().zip(layers).find_map(|((component, mode), layers)| {
+        let wanted = mode.full_layers_wanted();
+        if wanted == 0 {
+            return None;
+        }
+        let stages = candidate.layout.stage_layers(component, layers);
+        let layers = stages.into_iter().max().unwrap_or(layers);
+        (wanted > layers).then_some(Rejection::FullExceedsStage { component, wanted, layers })
+    })
+}
+
 /// The candidates that may fit into memory, with their estimates and bounds. For each other candidate the reason is
 /// added to `rejections`. What layouts have whatever their number of microbatches is looked up once where such candidates
 /// follow each other.
@@ -148,7 +163,14 @@ pub(crate) fn contenders(
     rejections: &mut Vec<Rejection>,
 ) -> Result<Vec<Contender>, PlanError> {
     let is_alike = |a: &Candidate, b: &Candidate| a.layout == b.layout && a.recompute == b.recompute;
-    let alike: Vec<&[Candidate]> = candidates.chunk_by(is_alike).collect();
+    let mut alike: Vec<&[Candidate]> = candidates.chunk_by(is_alike).collect();
+    alike.retain(|alike| match full_exceeds_stage(models.plain(), &alike[0]) {
+        None => true,
+        Some(rejection) => {
+            rejections.extend(std::iter::repeat_n(rejection, alike.len()));
+            false
+        }
+    });
     let alone = Alone::new(input, models, alike.iter().map(|alike| &alike[0]))?;
     let budget = input.memory_budget_bytes();
     let of = |alike: &&[Candidate]| -> Result<Vec<Result<Contender, Rejection>>, PlanError> {

@@ -41,6 +41,20 @@ impl From<&Candidate> for Way {
     }
 }
 
+/// Every pair of modes in which all layers of a component do the same, or what is asked for; each stands behind those that
+/// recompute less.
+fn pairs(asked: Recomputation) -> Vec<Recomputation> {
+    let of = |asked: Recompute| {
+        let mut modes: Vec<Recompute> = Recompute::ALL.into_iter().chain([asked]).collect();
+        modes.sort_unstable();
+        modes.dedup();
+        modes
+    };
+    let of_llm = of(asked.llm);
+    let with = |encoder| of_llm.iter().map(move |&llm| Recomputation { encoder, llm });
+    of(asked.encoder).into_iter().flat_map(with).collect()
+}
+
 /// One cost model for each way that was measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Models {
@@ -85,7 +99,7 @@ impl Models {
         let is_distinct =
             |modes: &Recomputation| has_unequal || modes.of_both().is_some() || *modes == asked_modes;
         let mut modes = vec![Recomputation::NONE];
-        for pair in Recomputation::all().filter(|modes| !modes.is_none()).filter(is_distinct) {
+        for pair in pairs(asked_modes).into_iter().filter(|modes| !modes.is_none()).filter(is_distinct) {
             let way = Way::new([1, 1], pair);
             match with(way) {
                 Err(error) if asked_modes == pair => return Err(error),

@@ -1,6 +1,6 @@
 //! The choice of candidates that `dflop plan --only` makes, for example `colocated=true,zero=2`.
 
-use dflop_types::{Layout, Placement, Recomputation, Recompute, Zero};
+use dflop_types::{Layout, ParseRecomputeError, Placement, Recomputation, Recompute, Zero};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
@@ -116,8 +116,8 @@ impl FromStr for Only {
                     });
                 }
                 _ => {
-                    let mode = Recompute::ALL.into_iter().find(|mode| mode.name() == value);
-                    let mode = Some(mode.ok_or_else(|| wrong("`none`, `selective` or `full`"))?);
+                    let mode: Result<Recompute, _> = value.parse();
+                    let mode = Some(mode.map_err(|_| wrong(ParseRecomputeError::RULE))?);
                     if name != "llm.recompute" {
                         only.encoder_recompute = mode;
                     }
@@ -134,7 +134,7 @@ impl FromStr for Only {
 impl fmt::Display for Only {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = |name: &str, number: Option<u32>| number.map(|number| format!("{name}={number}"));
-        let mode = |name: &str, mode: Option<Recompute>| mode.map(|mode| format!("{name}={}", mode.name()));
+        let mode = |name: &str, mode: Option<Recompute>| mode.map(|mode| format!("{name}={mode}"));
         let of_both = self.encoder_recompute.filter(|_| self.encoder_recompute == self.llm_recompute);
         let parts = [
             number("encoder.tp", self.encoder_tp),
@@ -227,7 +227,9 @@ mod tests {
         assert_eq!("".parse::<Only>(), Ok(Only::default()));
         let each: Only = "encoder.recompute=none,llm.recompute=full".parse().unwrap();
         assert_eq!(each.to_string(), "encoder.recompute=none,llm.recompute=full");
-        assert_eq!("llm.recompute=full".parse::<Only>().unwrap().to_string(), "llm.recompute=full");
+        for one in ["llm.recompute=full", "llm.recompute=full:12", "recompute=full:3"] {
+            assert_eq!(one.parse::<Only>().unwrap().to_string(), one);
+        }
         let both: Only = "encoder.recompute=full,llm.recompute=full".parse().unwrap();
         assert_eq!(both, "recompute=full".parse().unwrap());
         // What is said last counts, as for every other part.
@@ -242,6 +244,10 @@ mod tests {
     fn a_wrong_part_is_named_with_what_it_may_be() {
         let error = |text: &str| text.parse::<Only>().unwrap_err().to_string();
         assert_eq!(error("zero=4"), "`zero=4`: must be 0, 1, 2 or 3");
+        assert_eq!(
+            error("llm.recompute=full:0"),
+            "`llm.recompute=full:0`: must be `none`, `selective`, `full`, or `full:K` with a whole number K of 1 or more"
+        );
         assert_eq!(error("llm.pp=0"), "`llm.pp=0`: must be a whole number of 1 or more");
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
         assert_eq!(

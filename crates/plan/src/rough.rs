@@ -9,7 +9,7 @@ use crate::cut::shortest_cut;
 use crate::facts::Facts;
 use crate::space::Candidate;
 use dflop_cost::{CostModel, EncoderLayers, Sharding, StageLayers, Typical};
-use dflop_types::{Component, EncoderSegments, Layout, MicrobatchShape, SampleShape};
+use dflop_types::{Component, EncoderSegments, Layout, MicrobatchShape, Recompute, SampleShape};
 
 /// What the estimate needs to know of one global batch.
 #[derive(Debug, Clone)]
@@ -18,14 +18,14 @@ pub(crate) struct BatchSizes {
     encoder_tokens: u64,
     llm_tokens: u64,
     label_tokens: u64,
-    /// Time of attention of all samples, in nanoseconds: on the encoder, and on one layer of the LLM backbone.
+    /// Time of attention of all samples, in nanoseconds: on the encoder, and on a layer of the LLM backbone.
     encoder_attention_ns: u64,
-    layer_attention_ns: u64,
+    layer_attention_ns: EachLayer,
     /// Time of the costliest sample, or part of a sample, on the encoder, in nanoseconds.
     encoder_largest_ns: u64,
-    /// Activations of all samples, in bytes: of the encoder, of one LLM layer, of the embedding, of the head.
+    /// Activations of all samples, in bytes: of the encoder, of an LLM layer, of the embedding, of the head.
     encoder_bytes: u64,
-    layer_bytes: u64,
+    layer_bytes: EachLayer,
     embedding_bytes: u64,
     head_bytes: u64,
     /// Work of the largest sample on the LLM backbone, divided by that of the mean sample.
@@ -36,6 +36,40 @@ pub(crate) struct BatchSizes {
     weights: Vec<f64>,
     /// `sums[k]` is the sum of the first k `weights`.
     sums: Vec<f64>,
+}
+
+/// A quantity of one layer of the LLM backbone: of the first ones of a stage, which may recompute more than its others, and of
+/// those. Where all layers are alike the two are equal.
+#[derive(Debug, Clone, Copy)]
+struct EachLayer {
+    of_first: u64,
+    of_other: u64,
+    mode: Recompute,
+}
+
+impl EachLayer {
+    /// What `of` says of a stage of one layer, for either kind.
+    fn new(model: &CostModel, of: impl Fn(StageLayers) -> u64) -> Self {
+        let mode = model.settings().llm.recompute;
+        let stage = |num_layers| of(StageLayers { num_layers, ..LAYER });
+        let of_first = stage(1);
+        let of_other = match mode.full_layers_wanted() {
+            0 => of_first,
+            // The border of a stage counts once, as in a stage of one layer.
+            first => (stage(first + 1) + stage(0)).saturating_sub(stage(first)),
+        };
+        Self { of_first, of_other, mode }
+    }
+
+    /// Of all layers of a stage.
+    fn of_stage(&self, num_layers: u32) -> u64 {
+        let num_first = match self.mode.full_layers_wanted() {
+            0 => num_layers,
+            _ => self.mode.full_layers(num_layers),
+        };
+        let of = |one: u64, count: u32| one.saturating_mul(count.into());
+        of(self.of_first, num_first).saturating_add(of(self.of_other, num_layers - num_first))
+    }
 }
 
 const LAYER: StageLayers = StageLayers { num_layers: 1, is_first: false, is_last: false };
@@ -76,7 +110,10 @@ impl BatchSizes {
             let of_all = batch.distinct.iter().map(|&(shape, count)| of(shape).saturating_mul(count));
             of_all.fold(0, u64::saturating_add)
         };
-        let layer_ns = model.llm_stage(whole, 1, false, false).total_ns();
+        let attention_ns = |stage: StageLayers| {
+            let both_ns = model.llm_stage(whole, stage.num_layers, false, false).total_ns();
+            both_ns.saturating_sub(model.stage_linear(llm_tokens, 0, stage).total_ns())
+        };
         Self {
             num_samples,
             encoder_tokens,
@@ -86,7 +123,7 @@ impl BatchSizes {
                 .encoder(whole)
                 .total_ns()
                 .saturating_sub(model.encoder_linear(encoder_tokens).total_ns()),
-            layer_attention_ns: layer_ns.saturating_sub(model.stage_linear(llm_tokens, 0, LAYER).total_ns()),
+            layer_attention_ns: EachLayer::new(model, attention_ns),
             encoder_largest_ns: batch
                 .distinct
                 .iter()
@@ -96,7 +133,9 @@ impl BatchSizes {
                 .max()
                 .unwrap_or(0),
             encoder_bytes: sum(&|shape| model.sample_encoder_bytes(shape, typical)),
-            layer_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, LAYER)),
+            layer_bytes: EachLayer::new(model, |stage| {
+                sum(&|shape| model.sample_stage_bytes(shape, typical, stage))
+            }),
             embedding_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, EMBEDDING)),
             head_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, HEAD)),
             largest: weights.first().copied().unwrap_or(1.0),
@@ -121,7 +160,9 @@ impl BatchSizes {
         let encoder_ns =
             all_ns.saturating_sub(ends[0] + ends[1]) / u64::from(model.num_encoder_layers().max(1));
         let (tokens, labels) = (self.llm_tokens / buckets, self.label_tokens / buckets);
-        let layer_ns = model.stage_linear(tokens, 0, LAYER).total_ns() + self.layer_attention_ns / buckets;
+        // Which of the layers recompute more depends on the cut, so here all count as the first one does.
+        let layer_ns =
+            model.stage_linear(tokens, 0, LAYER).total_ns() + self.layer_attention_ns.of_first / buckets;
         let llm_ends = [EMBEDDING, HEAD].map(|end| model.stage_linear(tokens, labels, end).total_ns());
         [(encoder_ns, ends), (layer_ns, llm_ends)]
     }
@@ -243,7 +284,7 @@ pub(crate) fn rough(
         + batch.encoder_attention_ns as f64 / (m * encoder_dp) as f64;
     let (tokens, labels) = (batch.llm_tokens / buckets, batch.label_tokens / buckets);
     let stage_ns = |stage: StageLayers| {
-        let attention_ns = batch.layer_attention_ns as f64 * f64::from(stage.num_layers) / buckets as f64;
+        let attention_ns = batch.layer_attention_ns.of_stage(stage.num_layers) as f64 / buckets as f64;
         model.stage_linear(tokens, labels, stage).total_ns() as f64 + attention_ns
     };
     let encoder_stages = candidate.layout.encoder.pp;
@@ -302,7 +343,7 @@ fn colocated(
     // The number of tensor groups; the times and bytes of the cost model are those of one rank of a group.
     let ranks = u64::from(candidate.layout.llm.dp);
     let stage = model.whole_stage();
-    let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into())
+    let bytes = batch.layer_bytes.of_stage(stage.num_layers)
         + batch.embedding_bytes
         + batch.head_bytes
         + batch.encoder_bytes;
@@ -327,7 +368,7 @@ fn colocated(
     let linear_ns = model.encoder_linear(batch.encoder_tokens / buckets).total_ns()
         + model.stage_linear(batch.llm_tokens / buckets, shape.label_tokens, stage).total_ns();
     let attention_ns =
-        batch.encoder_attention_ns + batch.layer_attention_ns.saturating_mul(stage.num_layers.into());
+        batch.encoder_attention_ns.saturating_add(batch.layer_attention_ns.of_stage(stage.num_layers));
     let filled = buckets as f64 / (m * ranks) as f64;
     let mean_ns = linear_ns as f64 * filled + attention_ns as f64 / (m * ranks) as f64;
     let work_ns = m as f64 * (mean_ns + with.saturating_sub(without) as f64);
@@ -361,7 +402,7 @@ pub(crate) fn rooms(candidate: &Candidate, facts: &Facts, budget_bytes: u64, bat
     let of_stage = |stage: StageLayers, fixed_bytes: u64| {
         let embedding = if stage.is_first { batch.embedding_bytes } else { 0 };
         let head = if stage.is_last { batch.head_bytes } else { 0 };
-        let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into()) + embedding + head;
+        let bytes = batch.layer_bytes.of_stage(stage.num_layers) + embedding + head;
         of(fixed_bytes, bytes, llm.dp)
     };
     let (Some(first), Some(last)) = (facts.stages.first(), facts.stages.last()) else { return [room; 2] };

@@ -70,7 +70,7 @@ fn each_component_recomputes_what_its_memory_asks_for() {
                 );
                 has_unequal |= own.recompute.of_both().is_none();
                 for mode in Recompute::ALL {
-                    let both = format!("{only},recompute={}", mode.name());
+                    let both = format!("{only},recompute={mode}");
                     let equal = searched(&profile, asked, &both, SearchEffort::Whole);
                     assert!(best(&equal).is_none_or(|plan| ns(&plan) >= ns(&least)), "{asked:?} {both}");
                     assert!(equal.ranked.iter().all(|plan| plan.recompute == Recomputation::both(mode)));

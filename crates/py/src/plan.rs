@@ -114,13 +114,13 @@ impl Plan {
     }
 
     #[getter]
-    fn encoder_recompute(&self) -> &'static str {
-        self.0.best.recompute.encoder.name()
+    fn encoder_recompute(&self) -> String {
+        self.0.best.recompute.encoder.to_string()
     }
 
     #[getter]
-    fn llm_recompute(&self) -> &'static str {
-        self.0.best.recompute.llm.name()
+    fn llm_recompute(&self) -> String {
+        self.0.best.recompute.llm.to_string()
     }
 
     #[getter]

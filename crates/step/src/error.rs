@@ -123,6 +123,18 @@ pub enum StepError {
         /// Layers there are.
         layers: u32,
     },
+    /// More layers of a stage shall recompute everything than any stage has.
+    #[error(
+        "{component} recompute `full:{wanted}` exceeds the {layers} layers that a stage of the {} has at most", part_name(*component)
+    )]
+    FullExceedsStage {
+        /// Whose layers.
+        component: Component,
+        /// Layers of each stage that shall recompute everything.
+        wanted: u32,
+        /// Layers of the largest stage.
+        layers: u32,
+    },
     /// Several pipeline stages, but the head and the embedding share one matrix that ZeRO cuts.
     #[error(
         "llm pp {stages} parts the embedding from the head it is tied to: llm pp must be 1 where ZeRO cuts them"
@@ -307,6 +319,7 @@ impl Hint for StepError {
             | Self::Interleave { .. }
             | Self::CutLayers { .. }
             | Self::TensorDegree { .. }
+            | Self::FullExceedsStage { .. }
             | Self::StagesExceedLayers { .. } => "make the plan anew with `dflop plan`",
             Self::TiedStages { .. } => {
                 "make the plan anew with `dflop plan`, or set `tie_word_embeddings` to false in `config.json`"

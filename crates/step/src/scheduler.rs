@@ -7,7 +7,7 @@ use crate::error::StepError;
 use crate::giants::{GiantPolicy, GiantRule};
 use crate::settings::StepSettings;
 use dflop_cost::{CostModel, CostSettings, EncoderLayers, StageLayers};
-use dflop_types::{DataProfile, ModelProfile, Plan, SampleIndex, SampleShape, Schedule};
+use dflop_types::{Component, DataProfile, ModelProfile, Plan, SampleIndex, SampleShape, Schedule};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ impl StepScheduler {
     /// A scheduler for `settings`. `shapes` are the shapes of all samples of the data profile, by sample index.
     ///
     /// # Errors
-    /// As [`StepSettings::stages`] and [`StepSettings::encoder_stages`].
+    /// As [`StepSettings::stages`] and [`StepSettings::encoder_stages`]; [`StepError::FullExceedsStage`].
     pub fn new(
         settings: StepSettings,
         model: impl Into<Arc<CostModel>>,
@@ -62,6 +62,18 @@ impl StepScheduler {
         let (model, shapes) = (model.into(), shapes.into());
         let stages = settings.stages(&model)?;
         let encoder_stages = settings.encoder_stages(&model)?;
+        let largest = [
+            (Component::Encoder, encoder_stages.iter().map(|stage| stage.num_layers).max()),
+            (Component::Llm, stages.iter().map(|stage| stage.num_layers).max()),
+        ];
+        for (component, layers) in largest {
+            let of =
+                if component == Component::Llm { model.settings().llm } else { model.settings().encoder };
+            let (wanted, layers) = (of.recompute.full_layers_wanted(), layers.unwrap_or(0));
+            if wanted > layers {
+                return Err(StepError::FullExceedsStage { component, wanted, layers });
+            }
+        }
         Ok(Self {
             asked: settings,
             settings: settings.by_group(),

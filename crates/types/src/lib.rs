@@ -95,7 +95,7 @@ pub use plan::{
     SearchedSpace, WayPrediction,
 };
 pub use recipe::{Recipe, Trained};
-pub use recomputation::{Recomputation, Recompute};
+pub use recomputation::{ParseRecomputeError, Recomputation, Recompute};
 pub use renewal::{Renewal, RenewedTimes};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};

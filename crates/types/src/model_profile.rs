@@ -415,7 +415,10 @@ fn module_problems(place: &str, module: &ModuleProfile, problems: &mut Vec<Strin
         ascend(format!("{place}.{part}.points"), curve.points.iter().map(|point| point.size).collect());
     }
     for (mode, points) in &module.recompute {
-        ascend(format!("{place}.recompute.{mode:?}"), points.iter().map(|point| point.size).collect());
+        ascend(format!("{place}.recompute.{mode}"), points.iter().map(|point| point.size).collect());
+    }
+    for mode in module.recompute.keys().filter(|mode| !Recompute::ALL.contains(mode)) {
+        problems.push(format!("{place}.recompute.{mode}: must be of one layer, `selective` or `full`"));
     }
     for (part, curve) in [("linear", &module.linear), ("attention", &module.attention)] {
         for (index, point) in curve.points.iter().enumerate() {
@@ -460,7 +463,7 @@ fn range_problems(place: &str, module: &ModuleProfile, problems: &mut Vec<String
     }
     for (mode, points) in &module.recompute {
         for (index, point) in points.iter().enumerate() {
-            let place = format!("{place}.recompute.{mode:?}[{index}]");
+            let place = format!("{place}.recompute.{mode}[{index}]");
             within(&place, &[("size", point.size)], limits::TOKENS, problems);
             within(&place, &[("extra_ns", point.extra_ns)], limits::NS, problems);
             within(&place, &[("activation_bytes", point.activation_bytes)], limits::BYTES, problems);

@@ -166,6 +166,15 @@ pub enum Rejection {
         /// Layers there are.
         layers: u32,
     },
+    /// More layers of each stage shall recompute everything than any stage has.
+    FullExceedsStage {
+        /// Whose layers.
+        component: Component,
+        /// Layers asked for.
+        wanted: u32,
+        /// Layers of the largest stage.
+        layers: u32,
+    },
     /// Several pipeline stages, but head and embedding share one matrix, which ZeRO would cut: the first and the last stage
     /// would each hold a part of their own.
     TiedStages {
@@ -216,6 +225,10 @@ impl fmt::Display for Rejection {
             Self::ChunksExceedLayers { pp, chunks, layers } => {
                 write!(f, "llm pp {pp} x interleave {chunks} exceeds the {layers} layers of the LLM backbone")
             }
+            Self::FullExceedsStage { component, wanted, layers } => write!(
+                f,
+                "{component} recompute `full:{wanted}` exceeds the {layers} layers that a stage has at most"
+            ),
             Self::TiedStages { stages } => write!(
                 f,
                 "llm pp {stages} or more parts the embedding from the head it is tied to: llm pp must be 1 where ZeRO cuts them"

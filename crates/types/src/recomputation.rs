@@ -2,31 +2,122 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use thiserror::Error;
 
-/// What the forward recomputes in the backward instead of keeping it.
+/// What the forward recomputes in the backward instead of keeping it. Each keeps less than those before it.
+///
+/// # Examples
+/// ```
+/// use dflop_types::Recompute;
+/// let first: Recompute = "full:12".parse().unwrap();
+/// assert_eq!(first.full_layers(28), 12);
+/// assert_eq!(first.full_layers(9), 9);
+/// assert!(Recompute::Selective < first && first < Recompute::Full);
+/// assert_eq!(
+///     "full:0".parse::<Recompute>().unwrap_err().to_string(),
+///     "`full:0`: must be `none`, `selective`, `full`, or `full:K` with a whole number K of 1 or more"
+/// );
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(try_from = "String", into = "String")]
 pub enum Recompute {
     /// Nothing: all activations are kept.
     #[default]
     None,
     /// All but the outputs of matrix products and attention.
     Selective,
+    /// Of each stage so many layers, its first ones, as in [`Recompute::Full`]; its others as in [`Recompute::Selective`].
+    /// A chunk of an interleaved rank is a stage. A stage of fewer layers has all of them in full.
+    FullOf(NonZeroU32),
     /// Everything: only the input of the layer is kept.
     Full,
 }
 
 impl Recompute {
-    /// All of them; each keeps less than the one before it.
+    /// Those in which all layers do the same, which is what can be measured of one layer.
     pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
 
-    /// The name, as files, flags and people write it.
-    pub const fn name(self) -> &'static str {
+    /// `full` in so many layers of each stage: `selective` for 0.
+    pub fn full_of(num_layers: u32) -> Self {
+        NonZeroU32::new(num_layers).map_or(Self::Selective, Self::FullOf)
+    }
+
+    /// How many of the layers of a stage recompute everything: its first ones.
+    pub const fn full_layers(self, num_layers: u32) -> u32 {
         match self {
-            Self::None => "none",
-            Self::Selective => "selective",
-            Self::Full => "full",
+            Self::None | Self::Selective => 0,
+            Self::FullOf(first) if first.get() < num_layers => first.get(),
+            Self::FullOf(_) | Self::Full => num_layers,
         }
+    }
+
+    /// The layers of each stage that are asked to recompute everything beside others that do not; 0 where all layers do the
+    /// same.
+    pub const fn full_layers_wanted(self) -> u32 {
+        match self {
+            Self::FullOf(first) => first.get(),
+            _ => 0,
+        }
+    }
+
+    /// What the layers of a stage do that are not among those which recompute everything.
+    #[must_use]
+    pub const fn of_rest(self) -> Self {
+        match self {
+            Self::FullOf(_) => Self::Selective,
+            of_all => of_all,
+        }
+    }
+}
+
+/// The name, as files, flags and people write it.
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.pad("none"),
+            Self::Selective => f.pad("selective"),
+            Self::FullOf(num_layers) => f.pad(&format!("full:{num_layers}")),
+            Self::Full => f.pad("full"),
+        }
+    }
+}
+
+/// A text that is no mode of recomputation.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{0}`: must be {MODES}")]
+pub struct ParseRecomputeError(String);
+
+/// What a mode may be.
+const MODES: &str = "`none`, `selective`, `full`, or `full:K` with a whole number K of 1 or more";
+
+impl ParseRecomputeError {
+    /// The rule, without the text that breaks it.
+    pub const RULE: &'static str = MODES;
+}
+
+impl FromStr for Recompute {
+    type Err = ParseRecomputeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let of_all = Self::ALL.into_iter().find(|mode| mode.to_string() == text);
+        let of_first = || text.strip_prefix("full:")?.parse().ok().map(Self::FullOf);
+        of_all.or_else(of_first).ok_or_else(|| ParseRecomputeError(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Recompute {
+    type Error = ParseRecomputeError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Recompute> for String {
+    fn from(mode: Recompute) -> Self {
+        mode.to_string()
     }
 }
 
@@ -58,7 +149,7 @@ impl Recomputation {
         Self { encoder: mode, llm: mode }
     }
 
-    /// Every pair of modes; a pair stands behind all pairs that recompute less in one component and no more in the other.
+    /// Every pair of modes in which all layers do the same; a pair stands behind all pairs that recompute less in one component and no more in the other.
     pub fn all() -> impl Iterator<Item = Self> {
         Recompute::ALL
             .into_iter()
@@ -84,9 +175,9 @@ impl Recomputation {
 /// `full`, or `llm full`, or `encoder selective and llm full`; a component that recomputes nothing is not named.
 impl fmt::Display for Recomputation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [encoder, llm] = [self.encoder, self.llm].map(Recompute::name);
-        match (self.encoder, self.llm) {
-            (one, other) if one == other => f.pad(one.name()),
+        let Self { encoder, llm } = *self;
+        match (encoder, llm) {
+            (one, other) if one == other => one.fmt(f),
             (_, Recompute::None) => write!(f, "encoder {encoder}"),
             (Recompute::None, _) => write!(f, "llm {llm}"),
             _ => write!(f, "encoder {encoder} and llm {llm}"),
@@ -98,7 +189,7 @@ impl fmt::Display for Recomputation {
 #[derive(Serialize, Deserialize)]
 #[serde(
     untagged,
-    expecting = "must be `none`, `selective` or `full`, or an object with one of them as `encoder` and one as `llm`"
+    expecting = "must be `none`, `selective`, `full` or `full:K` (K layers of each stage, 1 or more), or an object with one of them as `encoder` and one as `llm`"
 )]
 enum Written {
     Both(Recompute),
@@ -133,7 +224,19 @@ mod tests {
         }
         let unequal = Recomputation { encoder: Recompute::Selective, llm: Recompute::None };
         assert_eq!(serde_json::to_string(&unequal).unwrap(), r#"{"encoder":"selective","llm":"none"}"#);
-        for wrong in [r#""some""#, r#"{"encoder":"full"}"#, r#"{"encoder":"full","llm":"some"}"#] {
+        let some = Recomputation { encoder: Recompute::Selective, llm: Recompute::full_of(12) };
+        assert_eq!(serde_json::to_string(&some).unwrap(), r#"{"encoder":"selective","llm":"full:12"}"#);
+        assert_eq!(serde_json::from_str::<Recomputation>(r#""full:3""#).unwrap().llm, Recompute::full_of(3));
+        for wrong in [
+            r#""some""#,
+            r#""full:0""#,
+            r#""full:-1""#,
+            r#""full:""#,
+            r#""full:1.5""#,
+            r#""selective:2""#,
+            r#"{"encoder":"full"}"#,
+            r#"{"encoder":"full","llm":"some"}"#,
+        ] {
             assert!(serde_json::from_str::<Recomputation>(wrong).is_err(), "{wrong}");
         }
     }
@@ -155,5 +258,19 @@ mod tests {
         assert_eq!(words(none, none), "none");
         assert_eq!(words(selective, none), "encoder selective");
         assert_eq!(words(selective, full), "encoder selective and llm full");
+        assert_eq!(words(none, Recompute::full_of(12)), "llm full:12");
+        assert_eq!(Recompute::full_of(0), selective);
+    }
+
+    #[test]
+    fn more_layers_in_full_are_more_recomputation() {
+        let of = |num_layers| Recomputation::both(Recompute::full_of(num_layers));
+        for (less, more) in [(0, 1), (1, 2), (2, 1_000)] {
+            assert!(of(less).is_at_most(of(more)) && !of(more).is_at_most(of(less)));
+        }
+        assert!(of(1_000).is_at_most(Recomputation::both(Recompute::Full)));
+        let layers = [Recompute::None, Recompute::Selective, Recompute::full_of(5), Recompute::Full];
+        assert_eq!(layers.map(|mode| mode.full_layers(7)), [0, 0, 5, 7]);
+        assert_eq!(layers.map(|mode| mode.full_layers(3)), [0, 0, 3, 3]);
     }
 }

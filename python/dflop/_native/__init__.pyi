@@ -317,10 +317,10 @@ class Plan:
     """What is cut over replicas: 1 optimizer states, 2 also gradients, 3 also parameters; 0 nothing."""
     shard_ranks: int | None
     """Over how many consecutive replicas that is cut; None: over all replicas of a component."""
-    encoder_recompute: Literal["none", "selective", "full"]
-    """What the layers of the encoder recompute in the backward."""
-    llm_recompute: Literal["none", "selective", "full"]
-    """What the layers of the LLM backbone recompute in the backward."""
+    encoder_recompute: str
+    """What the encoder's layers recompute: `none`, `selective`, `full` or `full:K`, K layers of a stage."""
+    llm_recompute: str
+    """What the LLM backbone's layers recompute in the backward, as `encoder_recompute`."""
     def coordinates(self, rank: int) -> tuple[Literal["encoder", "llm", "both"], int, int]:
         """(component, replica, stage of the whole step): the encoder's stages come first.
 

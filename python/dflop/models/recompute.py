@@ -3,6 +3,7 @@
 none        all is kept
 selective   outputs of matrix products and attention are kept, the rest is computed again
 full        the input of the layer is kept
+full:K      the first K layers of a stage as in `full`, its others as in `selective`
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
-"""The names of `Recompute` in the model profile."""
+"""The names of `Recompute` in the model profile: modes in which all layers do the same."""
 
 # Operators whose results are kept in mode `selective`; those that a version of PyTorch lacks are left out.
 _KEPT_NAMES = (
@@ -123,6 +124,30 @@ def _noted(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return run
 
 
+def modes_of(mode: str, num_layers: int) -> list[str]:
+    """What each layer of a stage recomputes.
+
+    Args:
+        mode: One of `MODES`, or `full:K` with a whole number K of 1 or more.
+        num_layers: Of the stage; where it has fewer than K, all of them are `full`.
+
+    Returns:
+        One of `MODES` for each layer, in their order.
+
+    Raises:
+        ValueError: There is no such mode.
+    """
+    if mode in MODES:
+        return [mode] * num_layers
+    name, _, number = mode.partition(":")
+    if name != FULL or not number.isdecimal() or int(number) < 1:
+        known = ", ".join(f"`{name}`" for name in MODES)
+        message = f"`{mode}` is no way to recompute, known are {known} and `full:K` for K layers, 1 or more"
+        raise ValueError(message)
+    num_full = min(int(number), num_layers)
+    return [FULL] * num_full + [SELECTIVE] * (num_layers - num_full)
+
+
 @contextmanager
 def recomputing(layers: Sequence[nn.Module], mode: str) -> Iterator[None]:
     """Makes each of `layers` recompute in `mode` what it runs inside the context.
@@ -130,28 +155,25 @@ def recomputing(layers: Sequence[nn.Module], mode: str) -> Iterator[None]:
     The state of random numbers is not restored, so it is for layers without dropout only.
 
     Args:
-        layers: modules that give one tensor.
-        mode: one of `MODES`.
+        layers: Those of a stage in the order of its forward; modules that give one tensor.
+        mode: As `modes_of` has it.
 
     Yields:
         Nothing; inside, the layers' forwards are wrapped.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: There is no such mode.
     """
-    if mode not in MODES:
-        message = f"`{mode}` is no way to recompute, known are {', '.join(f'`{name}`' for name in MODES)}"
-        raise ValueError(message)
-    if mode == NONE:
-        yield
-        return
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if mode == SELECTIVE:
-        options["context_fn"] = _selective_contexts
+    modes = modes_of(mode, len(layers))
     # A forward that another context has set is set again at the end.
     wrapped: list[tuple[nn.Module, Any]] = []
     try:
-        for layer in layers:
+        for layer, of_layer in zip(layers, modes, strict=True):
+            if of_layer == NONE:
+                continue
+            options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+            if of_layer == SELECTIVE:
+                options["context_fn"] = _selective_contexts
             before = vars(layer).get("forward")
             layer.forward = functools.partial(checkpoint, _noted(layer.forward), **options)
             wrapped.append((layer, before))

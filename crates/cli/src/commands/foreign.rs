@@ -97,13 +97,21 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
             ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
                 .map(str::to_owned),
         ),
+        Recompute::FullOf(num_layers) => {
+            arguments.extend(["--recompute-granularity full", "--recompute-method block"].map(str::to_owned));
+            arguments.push(format!("--recompute-num-layers {num_layers}"));
+            lacks.push(
+                "selective recomputation of the other layers: theirs keep everything, and need more memory"
+                    .to_owned(),
+            );
+        }
     }
     lines(&arguments, &lacks)
 }
 
 /// What an encoder recomputes that does not recompute what the LLM backbone does: both trainers have one mode.
 fn encoder_recompute(plan: &RankedPlan) -> Option<String> {
-    let mode = plan.recompute.encoder.name();
+    let mode = plan.recompute.encoder;
     plan.recompute.of_both().is_none().then(|| format!("recomputation of the encoder by itself: {mode}"))
 }
 
@@ -144,7 +152,16 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
         arguments.push("--parallelism.pipeline_parallel_schedule 1F1B".to_owned());
     }
     lacks.extend(encoder_recompute(plan));
-    arguments.push(format!("--activation_checkpoint.mode {}", plan.recompute.llm.name()));
+    match plan.recompute.llm {
+        Recompute::FullOf(num_layers) => {
+            arguments.push("--activation_checkpoint.mode full".to_owned());
+            lacks.push(format!(
+                "full recomputation of {} of each stage alone: all are recomputed (`selective_ac_option` N would take each N-th)",
+                counted(num_layers.get().into(), "layer")
+            ));
+        }
+        mode => arguments.push(format!("--activation_checkpoint.mode {mode}")),
+    }
     lines(&arguments, &lacks)
 }
 

@@ -207,7 +207,7 @@ fn recompute(text: &mut String, profile: &ModelProfile) {
             let each = |value: u64| value as f64 / point.size.max(1) as f64;
             Some(format!(
                 "  {name:<21}{:<12}{:>17}{:>10} more{:>15}",
-                mode.name(),
+                mode.to_string(),
                 thousands(point.size),
                 unit_ns(each(point.extra_ns)),
                 memory_size(each(point.activation_bytes).round() as u64)

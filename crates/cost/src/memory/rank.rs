@@ -14,10 +14,11 @@ const INPUT_BYTES: u64 = 25;
 
 impl CostModel {
     /// The modules of a stage of the encoder in the order of the forward, with how many of each it has.
-    pub(crate) fn encoder_modules(&self, stage: EncoderLayers) -> Vec<(&Module, u64)> {
+    pub(crate) fn encoder_modules(&self, stage: EncoderLayers) -> Vec<(&'static str, &Module, u64)> {
         let mut held: Vec<_> = self.encoder_modules_of(stage).filter(|held| held.2 > 0).collect();
-        held.sort_by_key(|(name, ..)| *name == "projector");
-        held.into_iter().map(|(_, module, count)| (module, count)).collect()
+        // Of the layers those come first that recompute everything beside others that do not.
+        held.sort_by_key(|(name, ..)| (*name == "projector", is_layer(name)));
+        held
     }
 
     /// What a rank holds independently of the samples, with its optimizer states cut over `sharding_degree` ranks (at
@@ -137,26 +138,31 @@ impl CostModel {
         let features = microbatch.feature_tokens.saturating_mul(self.feature_bytes);
         let outgoing = if stage.is_last { features } else { hidden };
         let modules = self.encoder_modules(stage);
-        let bytes: Vec<(Bytes, u64)> = modules
+        let bytes: Vec<(&'static str, Bytes, u64)> = modules
             .into_iter()
-            .map(|(module, count)| (module.footprint.at(total, segments.clone()), count))
+            .map(|(name, module, count)| (name, module.footprint.at(total, segments.clone()), count))
             .collect();
         let mut pieces: Vec<Piece> = (0..bytes.len())
             .map(|index| {
-                let (of_one, count) = bytes[index];
-                // A module keeps at least its input, which is the result of the module before it.
-                let next = bytes.get(index + 1).map(|(next, _)| next);
+                let (name, of_one, count) = bytes[index];
+                // A module keeps at least its input, which is the result of the module before it. Between layers that recompute
+                // everything and others it is known, and less than those keep.
+                let next = bytes.get(index + 1).map(|(next_name, next, _)| {
+                    let is_between = self.has_first_layers() && is_layer(name) && is_layer(next_name);
+                    let of_input = if is_between { next.kept.min(hidden) } else { next.kept };
+                    (of_input, next.workspace)
+                });
                 // Behind the last layers of a run of them stands another layer.
                 let behind = if stage.is_last { 0 } else { hidden };
-                let result = next.map_or(behind, |next| next.kept);
+                let result = next.map_or(behind, |(kept, _)| kept);
                 // And it makes the gradient of that while it runs back.
                 let gradient =
-                    next.map_or(behind.min(of_one.workspace), |next| next.kept.min(next.workspace));
+                    next.map_or(behind.min(of_one.workspace), |(kept, workspace)| kept.min(workspace));
                 let own = if index + 1 == bytes.len() { outgoing } else { gradient };
                 Piece { result, gradient, ..Piece::new(&of_one, count, own) }
             })
             .collect();
-        let is_extrapolated = bytes.iter().any(|(bytes, _)| bytes.is_extrapolated);
+        let is_extrapolated = bytes.iter().any(|(_, bytes, _)| bytes.is_extrapolated);
         let incoming = if stage.is_first { 0 } else { hidden };
         // The first layer keeps its input: that is what came in, and it is named there.
         if let Some(first) = pieces.iter_mut().find(|piece| piece.kept > 0) {
@@ -180,9 +186,9 @@ impl CostModel {
         if stage.is_first {
             push(self.embedding.footprint.at(total, std::iter::empty()), 1, false);
         }
-        if stage.num_layers > 0 {
+        for (layer, count) in self.layers_of(stage.num_layers) {
             let samples = samples_of(&microbatch.shape.llm_tokens);
-            push(self.layer.footprint.at(total, samples), u64::from(stage.num_layers), false);
+            push(layer.footprint.at(total, samples), count, false);
         }
         if stage.is_last {
             push(self.head.footprint.at(microbatch.shape.label_tokens, std::iter::empty()), 1, true);

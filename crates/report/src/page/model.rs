@@ -249,7 +249,8 @@ fn measured(
     }
     for (mode, points) in recompute {
         let (class, what) = match mode {
-            Recompute::None => continue,
+            // One layer is measured, so no profile has the first layers of a stage.
+            Recompute::None | Recompute::FullOf(_) => continue,
             Recompute::Selective => ("m-selective", "selective recomputation"),
             Recompute::Full => ("m-full", "full recomputation"),
         };
