@@ -34,6 +34,9 @@ def packed_by_tokens(
 
     Each part first gets one sample with images and one with a video: the model encodes images and videos by
     calls of their own, and under FSDP2 a rank that does not come to one hangs the others.
+
+    Raises:
+        SystemExit: The batch has too few of a kind for that.
     """
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     loads = [0] * num_parts
@@ -45,6 +48,12 @@ def packed_by_tokens(
     left = sorted(batch, key=lambda s: -tokens[s])
     for kind in ("image", "video"):
         first = [sample for sample in left if kinds[sample] == kind][:num_parts]
+        if 0 < len(first) < num_parts:
+            message = (
+                f"error: a global batch of {len(batch)} has {len(first)} of kind `{kind}`, FSDP2 needs one "
+                f"for each of {num_parts} ranks: take larger batches (`--batch`)"
+            )
+            raise SystemExit(message)
         order = sorted(range(num_parts), key=lambda part: loads[part])
         for sample, part in zip(first, order, strict=False):
             put(sample, part)

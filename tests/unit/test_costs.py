@@ -168,7 +168,7 @@ def test_the_llm_alone_keeps_places_and_sizes(folder, tmp_path):
     assert set(alone.encoder_ns) == {0}
     for column in ("llm_ns", "tokens", "bytes"):
         assert list(getattr(alone, column)) == list(getattr(found, column)), column
-    with pytest.warns(UserWarning, match="`costs`: 1 of 48 samples are bad and never come"):
+    with pytest.warns(UserWarning, match="`costs`: 1 of 48 samples is bad and never comes"):
         sampler = BalancedBatchSampler(alone, 4)
     sampled = {index for batch in sampler for index in batch}
     assert sampled == set(range(48)) - {bad}

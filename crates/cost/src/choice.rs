@@ -117,7 +117,12 @@ impl<'a> Choice<'a> {
         if degree == 1 && lora_rank == 0 {
             return Ok(base);
         }
-        let not_measured = || CostError::VariantNotMeasured { degree, lora_rank, measured: self.measured() };
+        let not_measured = || CostError::VariantNotMeasured {
+            degree,
+            lora_rank,
+            measured: self.measured(),
+            is_estimated: self.profile.is_estimated,
+        };
         let of = |(variant, measured): (&Variant, &'a ModuleProfile), num_frozen| Chosen {
             measured,
             lacks_collectives: variant.tensor_parallel_degree > 1 && !variant.has_collectives,

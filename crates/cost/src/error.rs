@@ -56,9 +56,10 @@ pub enum CostError {
     },
     /// The settings cut layers, or train adapters, in a way that was not measured.
     #[error(
-        "model profile: {} was not measured{}",
+        "model profile: {} was not {}{}",
         variant((*.degree, *.lora_rank)),
-        listed("; measured: ", .measured.iter().copied().map(variant))
+        made(*.is_estimated),
+        listed(&format!("; {}: ", made(*.is_estimated)), .measured.iter().copied().map(variant))
     )]
     VariantNotMeasured {
         /// Tensor parallel degree asked for.
@@ -67,6 +68,8 @@ pub enum CostError {
         lora_rank: u32,
         /// Degrees and LoRA ranks that were measured.
         measured: Vec<(u32, u32)>,
+        /// Whether the profile is estimated: then nothing can be measured.
+        is_estimated: bool,
     },
     /// The settings ask for adapters of what does not train.
     #[error("`trained.lora_rank` is {lora_rank} but `trained.llm` is false, must be 0 then")]
@@ -113,6 +116,23 @@ pub enum CostError {
     },
 }
 
+/// How a profile came by its times.
+const fn made(is_estimated: bool) -> &'static str {
+    if is_estimated { "estimated" } else { "measured" }
+}
+
+/// The command that measures a variant beside those that were measured.
+fn measures(degree: u32, lora_rank: u32, measured: &[(u32, u32)]) -> String {
+    let mut degrees: Vec<u32> = measured.iter().map(|(degree, _)| *degree).chain([degree]).collect();
+    degrees.sort_unstable();
+    degrees.dedup();
+    let degrees: Vec<String> = degrees.iter().map(u32::to_string).collect();
+    let lora = if lora_rank == 0 { String::new() } else { format!(" --lora-rank {lora_rank}") };
+    let cuts =
+        if degrees.len() == 1 { String::new() } else { format!(" --tensor-parallel {}", degrees.join(",")) };
+    format!("measure it with `dflop profile model{cuts}{lora}`")
+}
+
 /// Degree and LoRA rank in words.
 fn variant((degree, lora_rank): (u32, u32)) -> String {
     let cut = format!("tensor parallel degree {degree}");
@@ -130,6 +150,12 @@ impl Hint for CostError {
         Some(match self {
             Self::RecomputeNotMeasured { .. } => {
                 "measure it with `dflop profile model --recompute`".to_owned()
+            }
+            Self::VariantNotMeasured { degree, lora_rank, measured, is_estimated: false } => {
+                measures(*degree, *lora_rank, measured)
+            }
+            Self::VariantNotMeasured { .. } => {
+                "take one of those, or measure on the device itself: `dflop profile model`".to_owned()
             }
             Self::AdaptersFrozen { .. } => "train the LLM, or leave the adapters out".to_owned(),
             _ => "measure again with `dflop profile model`".to_owned(),

@@ -264,9 +264,24 @@ fn what_was_not_measured_is_an_error_that_names_what_was() {
         "model profile: tensor parallel degree 4 was not measured; measured: tensor parallel degree 1, \
          tensor parallel degree 1 with LoRA rank 8, tensor parallel degree 2"
     );
-    assert!(message(&trained(true, true, true, 16)).0.starts_with(
+    assert_eq!(
+        message(&cut(4, Recompute::None)).1,
+        "measure it with `dflop profile model --tensor-parallel 1,2,4`"
+    );
+    let (error, hint) = message(&trained(true, true, true, 16));
+    assert!(error.starts_with(
         "model profile: tensor parallel degree 1 with LoRA rank 16 was not measured; measured: "
     ));
+    assert_eq!(hint, "measure it with `dflop profile model --tensor-parallel 1,2 --lora-rank 16`");
+    // What is estimated for a device that is not there is no reason to measure again.
+    let estimated = ModelProfile { is_estimated: true, ..profile() };
+    let error = CostModel::with(&estimated, &cut(4, Recompute::None)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("model profile: tensor parallel degree 4 was not estimated; estimated: ")
+    );
+    assert!(error.hint().unwrap().starts_with("take one of those"));
     assert_eq!(
         message(&trained(true, true, false, 8)).0,
         "`trained.lora_rank` is 8 but `trained.llm` is false, must be 0 then"

@@ -292,7 +292,8 @@ pub(crate) fn line(problem: &Problem) -> String {
 fn none_left(num_bad: usize) -> String {
     match num_bad {
         0 => "0 samples, at least 1 is needed".to_owned(),
-        n => format!("no usable sample, at least 1 is needed: {n} of {n} are bad"),
+        1 => "no usable sample, at least 1 is needed: the only one is bad".to_owned(),
+        n => format!("no usable sample, at least 1 is needed: all {n} are bad"),
     }
 }
 
@@ -414,6 +415,11 @@ impl Hint for DataError {
             | Self::Model { .. }
             | Self::Function { .. }
             | Self::Asked { .. } => None,
+            // The catalogue has these models in both forms, and only one has a processor in transformers.
+            Self::UnknownFamily { found, .. } if found == "internvl_chat" => Some(
+                "take the model in transformers' form (`model_type` `internvl`), for example `internvl3-8b-hf` of `dflop models`"
+                    .to_owned(),
+            ),
             Self::UnknownFamily { .. } => {
                 Some("give its shapes by a function of Python, `model.family` (CONTRIBUTING.md)".to_owned())
             }

@@ -39,7 +39,11 @@ pub fn explain(outcome: &Outcome) -> String {
     match outcome.ranked.split_first() {
         None => {
             let _ = writeln!(text, "no plan fits {}", counted(outcome.num_ranks.into(), "rank"));
-            let _ = writeln!(text, "  {}, all rejected", counted(outcome.num_candidates, "candidate"));
+            let _ = match outcome.num_candidates {
+                0 => writeln!(text, "  no layout is a candidate"),
+                1 => writeln!(text, "  1 candidate, which is rejected"),
+                number => writeln!(text, "  {}, all rejected", counted(number, "candidate")),
+            };
             reasons(&mut text, outcome);
         }
         Some((best, runners_up)) => {

@@ -108,6 +108,11 @@ impl WayOut {
         let step = number::ns(self.plan.prediction.step_ns_mean);
         let fits = format!("this plan fits, {step} a step: {}", self.plan.in_words());
         match &self.change {
+            Change::WithoutParts(parts) if outcome.num_candidates == 0 => format!(
+                "no layout of {} has `--only {}`: leave out `{parts}`, and {fits}",
+                counted(outcome.num_ranks.into(), "rank"),
+                input.only
+            ),
             Change::WithoutParts(parts) => format!(
                 "`--only {}` and {} contradict each other: leave out `{parts}`, and {fits}",
                 input.only,

@@ -2,7 +2,7 @@
 
 use crate::asked::input;
 use crate::fixture;
-use dflop_plan::{Change, Only, Outcome, SearchInput, search, way_out};
+use dflop_plan::{Change, Only, Outcome, SearchInput, explain, search, way_out};
 use dflop_types::{Cluster, ModelProfile, Rejection, SampleShape};
 
 /// The outcome of a search without a plan, its way out, and what is told.
@@ -48,9 +48,11 @@ fn parts_of_only_that_no_layout_has_are_named_with_the_ranks() {
     let (outcome, change, hint) = told(&SearchInput { only, ..input(&shapes, &profile, 6) });
     assert_eq!(outcome.num_candidates, 0);
     assert!(matches!(change, Some(Change::WithoutParts(_))), "{change:?}");
-    let both =
-        "`--only encoder.dp=2,llm.pp=3` and `cluster.num_ranks` of 6 contradict each other: leave out `";
-    assert!(hint.starts_with(both), "{hint}");
+    assert!(
+        hint.starts_with("no layout of 6 ranks has `--only encoder.dp=2,llm.pp=3`: leave out `"),
+        "{hint}"
+    );
+    assert_eq!(explain(&outcome).lines().nth(1), Some("  no layout is a candidate"));
 }
 
 /// Eight LLM replicas and four samples a step.

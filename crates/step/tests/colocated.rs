@@ -137,6 +137,22 @@ fn every_arm_and_degree_gives_a_sound_schedule() {
     }
 }
 
+/// One sample on two ranks. If parameters are gathered, the rank without a sample takes part in the collectives of both
+/// components: four predictions, and never fewer than those that stand on transfers. Else it does nothing.
+#[test]
+fn collectives_of_a_rank_without_samples_are_predictions() {
+    let shapes = fixture::shapes(1, 3);
+    let coverage = |zero| {
+        let scheduler = scheduler(Layout::colocated(2, zero), 4, &shapes);
+        let schedule = scheduler.schedule(0, &batch(&shapes), Arm::BLIND).unwrap();
+        scheduler.coverage(&schedule).unwrap()
+    };
+    assert_eq!(coverage(Zero::Nothing).num_predictions, 2);
+    let gathered = coverage(Zero::Parameters);
+    assert_eq!(gathered.num_predictions, 4);
+    assert!(gathered.num_assumed <= gathered.num_predictions);
+}
+
 /// Every way to put the samples on the ranks: once a step by their sums, in each phase by both components.
 #[test]
 fn few_samples_come_near_the_best_of_all_assignments() {

@@ -293,9 +293,12 @@ impl Written {
     /// A larger file is not read whole to find its field `dflop`: artifacts of JSON have it at the start.
     const WHOLE_BYTES: u64 = 1 << 26;
     /// What a file that is no artifact begins with, in lower case, and what else stands near its start.
-    const MARKS: [(&'static str, &'static str, &'static str); 4] = [
+    const MARKS: [(&'static str, &'static str, &'static str); 7] = [
         ("report", "<!doctype html>", "content=\"dflop "),
         ("figure", "<svg ", "one training step before and after"),
+        ("figure", "<svg ", "\"samples a second by "), // of a sweep
+        ("table", "", ",samples,step_ms,samples_per_s,peak_gib,"), // of a sweep, behind the fields that are set
+        ("man page", ".ie ", ".th dflop"),
         ("trace", "{\"displaytimeunit\":\"ns\",\"traceevents\":[", ""),
         ("summary", "{", "\"step_ms_b"), // of `blind`, or of the best baseline
     ];

@@ -3,7 +3,7 @@
 use crate::artifact::{Artifact, MadeFrom};
 use crate::component::{Component, Zero};
 use crate::layout::Layout;
-use crate::number::memory_size;
+use crate::number::{counted, memory_size};
 use crate::recipe::Trained;
 use crate::recomputation::Recomputation;
 use serde::{Deserialize, Serialize};
@@ -244,7 +244,8 @@ impl fmt::Display for Rejection {
             ),
             Self::TooFewSamples { global_batch_size, buckets } => write!(
                 f,
-                "{buckets} or more microbatches over all replicas, but a global batch of {global_batch_size} samples"
+                "{buckets} or more microbatches over all replicas, but a global batch of {}",
+                counted((*global_batch_size).into(), "sample")
             ),
             Self::BucketTokens { needed_tokens, bucket_tokens_max } => write!(
                 f,

@@ -183,6 +183,14 @@ fn a_page_replaces_pages_alone() {
     assert!(written("trace", trace) && !written("plan", trace));
     let figure = "<svg xmlns=\"a\" aria-label=\"One training step before and after: tokens-ahead 3 ms\">";
     assert!(written("figure", figure) && !written("figure", "<svg xmlns=\"a\"><rect/>"));
+    // What a sweep writes, and a man page: the same command a second time replaces them.
+    let plot = "<svg xmlns=\"a\" aria-label=\"Samples a second by cluster.num_ranks: plans and their best baselines.\">";
+    assert!(written("figure", plot) && !written("trace", plot));
+    let table = "cluster.num_ranks,samples,step_ms,samples_per_s,peak_gib,work_bound_ms,best_baseline_ms,layout\n8,32";
+    assert!(written("table", table) && !written("figure", table));
+    assert!(!written("table", "name,samples\nmine,3\n"));
+    let page = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n.TH dflop-plan 1  \"dflop 0.1.0\"";
+    assert!(written("man page", page) && !written("man page", ".TH ls 1"));
     assert!(!written("trace", "{\"model_type\": \"qwen2\"}"));
     assert!(!written("summary", "{\"model_type\": \"qwen2\"}"));
     assert!(written("summary", "{\n  \"step_ms_blind\": 3.0,"));

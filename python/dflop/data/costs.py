@@ -245,10 +245,10 @@ def _of_profile(
     if notice is not None:
         _warn(f"`{os.fspath(path)}`: {notice}")
     if num_extrapolated:
-        message = (
-            f"{num_extrapolated} of {len(native)} samples are outside of what the model profile measured"
+        verb = "is" if num_extrapolated == 1 else "are"
+        _warn(
+            f"{num_extrapolated} of {len(native)} samples {verb} outside of what the model profile measured"
         )
-        _warn(message)
     return Costs(native, num_extrapolated=num_extrapolated)
 
 
@@ -262,7 +262,8 @@ def warn_of_bad(found: Costs, source: Any) -> None:
     if found.num_bad:
         total = len(found) + found.num_bad
         name = f"`{os.fspath(source)}`" if isinstance(source, (str, os.PathLike)) else "`costs`"
-        _warn(f"{name}: {found.num_bad} of {total} samples are bad and never come")
+        what = "is bad and never comes" if found.num_bad == 1 else "are bad and never come"
+        _warn(f"{name}: {found.num_bad} of {total} samples {what}")
 
 
 def _warn(message: str) -> None:

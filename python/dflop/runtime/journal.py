@@ -272,7 +272,8 @@ class Journal:
                 f"(most: {longest_ns / 1e6:.2f} ms, step {step})\n"
             )
         if self._bad > 0:
-            sys.stderr.write(f"{self._bad} bad samples: bad_samples.jsonl\n")
+            noun = "sample" if self._bad == 1 else "samples"
+            sys.stderr.write(f"{self._bad} bad {noun}: bad_samples.jsonl\n")
         for line in self._memory:
             sys.stderr.write(line + "\n")
         for file in self._files.values():

@@ -50,6 +50,7 @@ def launch(request: Mapping[str, Any]) -> int:
     verb = "rehearse" if "rehearsal" in request else "train"
     if verb == "train":
         _check_family(request)
+        _check_own_shapes(request)
     with _alone_in(Path(request["out"])):
         return _started(request, verb)
 
@@ -101,6 +102,40 @@ def _check_family(request: Mapping[str, Any]) -> None:
             "note: the model profile is estimated: steps will take other times than predicted",
             file=sys.stderr,
         )
+
+
+def _check_own_shapes(request: Mapping[str, Any]) -> None:
+    """Raises before any rank starts if `model.family` gives other shapes than the family that trains.
+
+    The first sample of each kind is decoded: a function of Python that is wrong about one kind is wrong about
+    its first sample. What it is wrong about later is found by the rank that decodes it.
+    """
+    name = request["config"]["model"]["family"]
+    if name is None:
+        return
+    from dflop._native import Dataset, ProfileError
+    from dflop.data.loader import SampleLoader
+    from dflop.models import load_adapter
+
+    model_dir = Path(request["config"]["model"]["dir"])
+    dataset = Dataset(str(request["config_path"]), str(request["data_profile"]))
+    first: dict[str, int] = {}
+    for index in range(len(dataset)):
+        first.setdefault(dataset.kind(index), index)
+    loader = SampleLoader(dataset, load_adapter(model_dir), cache_bytes=0, num_threads=1)
+    try:
+        for index in sorted(first.values()):
+            loader.tiles(index)
+    except ProfileError as error:
+        # A file that cannot be read is a bad sample, which the ranks treat as the configuration says.
+        if "profiled as" not in str(error):
+            return
+        family = read_family(model_dir, FAMILIES)
+        message = f"`model.family` is `{name}`, but `model_type` is `{family}`, which is what trains: {error}"
+        hint = f"leave out `model.family` and run `dflop profile data` again: dflop knows `{family}`"
+        raise hinted(profile_error(message), hint) from error
+    finally:
+        loader.close()
 
 
 @contextmanager

@@ -137,7 +137,8 @@ pub(crate) fn lane_name(rank: u32, layout: Option<&Layout>) -> String {
 fn join(spans: &[Span], scale: &Scale) -> (Vec<Block>, u64) {
     let mut blocks: Vec<Block> = Vec::new();
     let mut joined = 0;
-    for span in spans {
+    // An empty microbatch takes no time: there is nothing to draw, and nothing is left out.
+    for span in spans.iter().filter(|span| span.end_ns > span.start_ns) {
         let (from, to) = (scale.at(span.start_ns as f64), scale.at(span.end_ns.max(span.start_ns) as f64));
         if let Some(last) = blocks.last_mut()
             && last.kind == span.action.kind
@@ -321,5 +322,14 @@ mod tests {
         assert!(lanes.drawn[0].blocks.len() < 2_000);
         assert_eq!(lanes.left_out[0], "showing 16 of 64 ranks");
         assert_eq!(lanes.left_out[1], "20,000 spans too narrow to draw apart are joined");
+    }
+
+    /// By hand: a microbatch of samples, and two without any, whose actions take no time.
+    #[test]
+    fn empty_microbatches_are_not_left_out() {
+        let spans = vec![span(0, "0F0", 0, 50), span(0, "0F1", 50, 50), span(0, "0F2", 50, 50)];
+        let timeline = Timeline { num_ranks: 1, makespan_ns: 100, spans, ..Timeline::default() };
+        let lanes = Lanes::new(&timeline, None, 100, 1000.0);
+        assert_eq!((lanes.drawn[0].blocks.len(), lanes.left_out.as_slice()), (1, [].as_slice()));
     }
 }

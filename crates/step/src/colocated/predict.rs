@@ -27,19 +27,25 @@ pub(crate) fn column(
     let idle =
         [model.sharded_encoder(&empty, sharding), model.sharded_stage(&empty, model.whole_stage(), sharding)];
     for (replica, (shares, samples)) in (0..).zip(encoder.iter().zip(llm)) {
-        let rows = [0, 1].map(|stage| layout.row(replica, StageIndex(stage)));
-        column.predictions[rows[0]] = if shares.is_empty() {
-            idle[0]
-        } else {
-            column.num_predictions += 1;
-            model.sharded_encoder(&encoder_work(scheduler, shares).shape, sharding)
-        };
-        column.predictions[rows[1]] = if samples.is_empty() {
-            idle[1]
-        } else {
-            column.num_predictions += 1;
-            model.sharded_stage(&pack(scheduler, samples), model.whole_stage(), sharding)
-        };
+        let predictions = [
+            if shares.is_empty() {
+                idle[0]
+            } else {
+                model.sharded_encoder(&encoder_work(scheduler, shares).shape, sharding)
+            },
+            if samples.is_empty() {
+                idle[1]
+            } else {
+                model.sharded_stage(&pack(scheduler, samples), model.whole_stage(), sharding)
+            },
+        ];
+        for ((stage, prediction), is_idle) in
+            (0..).zip(predictions).zip([shares.is_empty(), samples.is_empty()])
+        {
+            column.predictions[layout.row(replica, StageIndex(stage))] = prediction;
+            // Collectives alone are a prediction, too; a rank that does nothing is none.
+            column.num_predictions += u64::from(!is_idle || prediction.forward_ns > 0);
+        }
     }
     // All ranks exchange features together. They wait for the rank that sends or gets most.
     column.sent_tokens = exchanged(scheduler, llm, encoder);
