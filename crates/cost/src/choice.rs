@@ -140,6 +140,10 @@ impl<'a> Choice<'a> {
             let is_of_adapters = num_frozen < found.1.num_parameters;
             return Ok(of(found, if is_of_adapters { num_frozen } else { 0 }));
         }
+        // Cut layers differ from whole ones, so a variant that lacks them has them not cut, as training would refuse to.
+        if degree > 1 && cut.is_none() && name.ends_with("_layer") {
+            return Err(CostError::LayersNotCut { module: name, degree });
+        }
         Ok(cut.unwrap_or(base))
     }
 

@@ -71,6 +71,16 @@ pub enum CostError {
         /// Whether the profile is estimated: then nothing can be measured.
         is_estimated: bool,
     },
+    /// The settings cut layers that cannot be cut: the profile has other modules of that degree, but not them.
+    #[error(
+        "model profile: `{module}` cannot be cut over {degree} ranks, must be with tensor parallel degree {degree}"
+    )]
+    LayersNotCut {
+        /// The layers.
+        module: &'static str,
+        /// Tensor parallel degree asked for.
+        degree: u32,
+    },
     /// The settings ask for adapters of what does not train.
     #[error("`trained.lora_rank` is {lora_rank} but `trained.llm` is false, must be 0 then")]
     AdaptersFrozen {
@@ -158,6 +168,13 @@ impl Hint for CostError {
                 "take one of those, or measure on the device itself: `dflop profile model`".to_owned()
             }
             Self::AdaptersFrozen { .. } => "train the LLM, or leave the adapters out".to_owned(),
+            Self::LayersNotCut { module, .. } => {
+                let part = if *module == "llm_layer" { "LLM" } else { "encoder" };
+                format!(
+                    "take another tensor parallel degree of the {part}, such as 1: it must divide heads and widths, \
+                     and layers with experts are never cut"
+                )
+            }
             _ => "measure again with `dflop profile model`".to_owned(),
         })
     }

@@ -286,6 +286,16 @@ fn what_was_not_measured_is_an_error_that_names_what_was() {
         message(&trained(true, true, false, 8)).0,
         "`trained.lora_rank` is 8 but `trained.llm` is false, must be 0 then"
     );
+    // Measured with this degree, but not this layer: it has experts, or heads that the degree does not divide.
+    for (module, part) in [("llm_layer", "LLM"), ("encoder_layer", "encoder")] {
+        let mut uncut = profile();
+        for variant in uncut.variants.iter_mut().filter(|variant| variant.tensor_parallel_degree == 2) {
+            assert!(variant.modules.remove(module).is_some());
+        }
+        let error = CostModel::with(&uncut, &cut(2, Recompute::None)).unwrap_err();
+        assert_eq!(error, CostError::LayersNotCut { module, degree: 2 });
+        assert!(error.hint().unwrap().contains(&format!("tensor parallel degree of the {part}")));
+    }
     let mut bare = profile();
     bare.modules.get_mut("encoder_layer").unwrap().recompute.remove(&Recompute::Full);
     let error = CostModel::with(&bare, &cut(1, Recompute::Full)).unwrap_err();
