@@ -157,6 +157,9 @@ fn what_a_sweep_assumes_is_told() {
     let repeated = "note: the global batches of some rows need more samples than the data has: there samples";
     let few = simulate(&["--num-ranks", "2"]);
     assert!(few.contains("status: 0") && !few.contains(repeated), "{few}");
+    // Ranks that hold both components are not counted twice.
+    let is_colocated = simulate(&["--num-ranks", "2", "--json"]).contains("\"placement\":\"colocated\"");
+    assert_says(&few, if is_colocated { " colocated 2 " } else { " encoder 1, llm 1 x 1 " });
     for many in [&["--num-ranks", "2,4"][..], &["--set", "cluster.num_ranks=2,8"]] {
         let said = simulate(many);
         assert_says(&said, repeated);

@@ -87,7 +87,11 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
         let (encoder, llm) = (best.layout.encoder, best.layout.llm);
         outln!(
             "{num_ranks:>6} {samples:>8} {:>24} {:>12} {:>12} {:>24} {:>12} {:>7} {:>7}",
-            format!("encoder {}, llm {} x {}", encoder.dp, llm.pp, llm.dp),
+            if best.layout.is_colocated() {
+                format!("colocated {}", llm.dp)
+            } else {
+                format!("encoder {}, llm {} x {}", encoder.dp, llm.pp, llm.dp)
+            },
             shown(aware),
             shown(ahead),
             baseline.map_or("none can run", |(way, _)| way.way.as_str()),
@@ -102,7 +106,7 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
         }
     }
     outln!(
-        "layout: encoder replicas, then LLM stages x replicas; the last two columns divide the best baseline's time by ours"
+        "layout: encoder replicas, then LLM stages x replicas, or replicas of both on the same ranks; the last two columns divide the best baseline's time by ours"
     );
     Ok(())
 }
