@@ -19,7 +19,7 @@ use crate::models::Models;
 use crate::run_memory::{Held, Run, RunMemory};
 use crate::space::Candidate;
 use dflop_step::StepScheduler;
-use dflop_types::{PlanPrediction, RankedPlan, Rejection, SampleIndex};
+use dflop_types::{PlanPrediction, RankedPlan, Recomputation, Rejection, SampleIndex};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
@@ -65,6 +65,11 @@ const PIPELINES: usize = 2;
 /// in front; no more than are judged first where batches are large. The estimate scales the mean sample, and is some percent
 /// off where memory is all but full.
 const TIGHT: usize = 8;
+
+/// Candidates of one mode of recomputation that are judged though they stand too far behind, if every judged step is far
+/// above what they are estimated to take: then the estimates of the modes in front were wrong, as where memory holds so few
+/// microbatches that a pipeline idles.
+const OF_MODE: usize = 8;
 
 /// Candidates judged at once. It does not depend on the number of cores, so that a search does the same on any machine.
 const AT_ONCE: usize = 8;
@@ -151,6 +156,9 @@ pub(crate) fn judge(
             let verdicts = judged_first(input, models, next, batches, best_ns)?;
             sort_out(verdicts, &mut judged, found);
         }
+        if size <= WHOLE_SAMPLES_MAX {
+            other_modes(input, models, batches, (&mut left, &mut judged), found)?;
+        }
         waiting = left.into_iter().peekable();
         judged.sort_by_key(|one| (one.step_ns(), one.contender.candidate));
         found.num_judged += judged.len() as u64;
@@ -184,6 +192,35 @@ pub(crate) fn judge(
         }
     }
     Ok(())
+}
+
+/// Judges candidates of the modes of recomputation of which none was judged, if what was judged takes a quarter longer than
+/// they are estimated to take. `left` has the best estimates first.
+fn other_modes(
+    input: &SearchInput<'_>,
+    models: &Models,
+    batches: &[Vec<SampleIndex>],
+    (left, judged): (&mut Vec<Contender>, &mut Vec<Judgement>),
+    found: &mut Found,
+) -> Result<(), PlanError> {
+    let most = OF_MODE.min(first_of(batches[0].len()));
+    for &mode in models.modes() {
+        let Some(best_ns) = judged.iter().map(Judgement::step_ns).min() else { return Ok(()) };
+        if judged.iter().any(|one| one.contender.candidate.recompute == mode) || (input.halt)() {
+            continue;
+        }
+        let next = taken(left, most, |one| is_missed(one, mode, best_ns));
+        sort_out(judged_first(input, models, next, batches, Some(best_ns))?, judged, found);
+    }
+    Ok(())
+}
+
+/// Whether a contender of a mode of recomputation is estimated to take less than four fifths of the best judged step.
+fn is_missed(one: &Contender, mode: Recomputation, best_ns: u64) -> bool {
+    let rough = one.rough;
+    one.candidate.recompute == mode
+        && !rough.is_over
+        && rough.step_ns.saturating_add(rough.step_ns / 4) < best_ns
 }
 
 /// The first `most` contenders of a kind, taken out of `left`.
@@ -449,3 +486,6 @@ fn promote(
     }
     Ok(None)
 }
+
+#[cfg(test)]
+mod tests;

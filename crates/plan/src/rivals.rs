@@ -14,6 +14,7 @@ use crate::error::PlanError;
 use crate::funnel::WHOLE_SAMPLES_MAX;
 use crate::input::SearchInput;
 use crate::models::Models;
+use crate::run_memory::Held;
 use crate::space::{Candidate, Rules, colocated, divisors, microbatch_counts};
 use crate::wide::{colocated_groups, first_modes};
 use crate::{baseline::refusal, only::Only};
@@ -53,14 +54,30 @@ const WHOLE_TRIED: usize = 3;
 /// paper's estimate.
 const PAPER_TRIED: usize = 24;
 
+/// The global batches that a rival is held to: the sampled ones give its time, and fuller ones of the run, with their steps,
+/// must fit as well, as they must for the plan.
+struct Batches<'a> {
+    sampled: &'a [Vec<SampleIndex>],
+    fullest: Vec<(u64, Vec<SampleIndex>)>,
+}
+
+impl Batches<'_> {
+    /// Those that give the time, then those that must fit, each with its step.
+    fn all(&self) -> impl Iterator<Item = (u64, &[SampleIndex])> {
+        let sampled = (0..).zip(self.sampled);
+        sampled.chain(self.fullest.iter().map(|(step, batch)| (*step, batch))).map(|(step, of)| (step, &**of))
+    }
+}
+
 /// All rivals, each with the fastest configuration that fits. `paper` chooses among all `contenders`; the others have
 /// candidates of their own.
 pub(crate) fn rivals(
     input: &SearchInput<'_>,
     models: &Models,
     contenders: &[Contender],
-    batches: &[Vec<SampleIndex>],
+    held: &Held<'_>,
 ) -> Result<Vec<Rival>, PlanError> {
+    let batches = &Batches { sampled: held.batches, fullest: held.fullest() };
     let (ranks, nodes) = (input.cluster.num_ranks, input.cluster.ranks_per_node);
     let every = Only::default();
     // Rivals search all tensor degrees, even if our own search was restricted to some.
@@ -142,7 +159,7 @@ fn fastest(
     methods: &[Method],
     input: &SearchInput<'_>,
     models: &Models,
-    batches: &[Vec<SampleIndex>],
+    batches: &Batches<'_>,
 ) -> Result<Rival, PlanError> {
     let arms = methods.iter().flat_map(|&method| {
         let ahead = candidates.iter().any(|candidate| !candidate.layout.is_colocated());
@@ -157,15 +174,15 @@ fn fastest(
     };
     let step = |candidate: &Candidate, arm: Arm, is_whole: bool| -> Result<Option<Timed>, PlanError> {
         let scheduler = candidate.scheduler(input, models)?;
-        let mut sum = 0;
-        for (step, batch) in (0..).zip(batches) {
+        let (mut sum, num_sampled) = (0, batches.sampled.len());
+        for (at, (step, batch)) in batches.all().enumerate() {
             match scheduler.schedule_until(step, batch, arm, &|| !is_whole || (input.halt)()) {
-                Ok(schedule) => sum += schedule.predicted_makespan_ns,
+                Ok(schedule) => sum += u64::from(at < num_sampled) * schedule.predicted_makespan_ns,
                 Err(error) if refusal(&error).is_some() => return Ok(None),
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Some((sum / batches.len().max(1) as u64, *candidate, arm)))
+        Ok(Some((sum / num_sampled.max(1) as u64, *candidate, arm)))
     };
     let timed = |candidates: &[Candidate]| -> Result<Vec<Timed>, PlanError> {
         let tries = tries(candidates);
@@ -198,7 +215,7 @@ fn fastest(
     let scheduler = candidate.scheduler(input, models)?;
     let is_whole = searches(arm) && has_whole;
     let mut idle = 0.0;
-    for (step, batch) in (0..).zip(batches) {
+    for (step, batch) in (0..).zip(batches.sampled) {
         let schedule = scheduler.schedule_until(step, batch, arm, &|| !is_whole || (input.halt)())?;
         idle += scheduler.simulate(&schedule)?.bubble_ratio();
     }
@@ -208,7 +225,7 @@ fn fastest(
         layout: words(&candidate.layout.to_string(), candidate.recompute),
         num_microbatches: candidate.num_microbatches,
         step_ns_mean: Some(ns),
-        bubble_ratio: Some(idle / batches.len().max(1) as f64),
+        bubble_ratio: Some(idle / batches.sampled.len().max(1) as f64),
         candidate: Some(candidate),
     })
 }
@@ -283,7 +300,7 @@ fn megatron(
     name: &'static str,
     input: &SearchInput<'_>,
     models: &Models,
-    batches: &[Vec<SampleIndex>],
+    batches: &Batches<'_>,
     is_balanced: bool,
 ) -> Rival {
     let (ranks, num_layers) = (input.cluster.num_ranks, models.plain().num_llm_layers());
@@ -306,13 +323,15 @@ fn megatron(
         })
         .filter(|way| way.has_rounds(num_layers))
         .collect();
-    let count = batches.len().max(1);
+    let count = batches.sampled.len().max(1);
     let step = |way: &Pipelines| -> Option<Judged> {
         let model = models.cut(way.tp, way.recompute)?;
         let mut sums = (0, 0.0);
-        for batch in batches {
+        for (at, (_, batch)) in batches.all().enumerate() {
             let (step_ns, idle_ns) = pipelines_ns(input, model, way, batch, is_balanced)?;
-            sums = (sums.0 + step_ns, sums.1 + idle_ns as f64 / step_ns.max(1) as f64);
+            if at < count {
+                sums = (sums.0 + step_ns, sums.1 + idle_ns as f64 / step_ns.max(1) as f64);
+            }
         }
         Some((sums.0 / count as u64, sums.1 / count as f64))
     };
@@ -395,8 +414,8 @@ fn pipelines_ns(
         .enumerate()
         .map(|(stage, num_layers)| StageLayers { num_layers, is_first: stage == 0, is_last: stage == last })
         .collect();
-    // Megatron numbers the ranks of one stage one after the other, so the replicas of a stage share nodes.
-    let sharding = Sharding::whole(Zero::States, way.dp);
+    // Megatron numbers first the ranks of a tensor group, then the replicas of a stage, then the stages.
+    let sharding = Sharding { stride: way.tp[1], ..Sharding::whole(Zero::States, way.dp) };
     let (mut longest_ns, mut busy_ns) = (0, 0);
     for replica in 0..dp {
         // In arrival order the replicas take turns, microbatch by microbatch. Balanced microbatches are alike, so for those

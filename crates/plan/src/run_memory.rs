@@ -19,6 +19,8 @@ use dflop_cost::{CostModel, RankRole, Sharding};
 use dflop_step::batches::GlobalBatches;
 use dflop_types::{Component, Layout, MicrobatchShape, Rejection, SampleIndex, SampleShape, thousands};
 use rayon::prelude::*;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 /// The most samples whose global batches are looked at, but at least one epoch. In a run of many epochs the later ones are
 /// much like the first.
@@ -167,6 +169,25 @@ pub(crate) struct Held<'a> {
     pub(crate) batches: &'a [Vec<SampleIndex>],
     /// All batches of the run: they are checked for memory only. `None` if memory is not checked.
     pub(crate) run: Option<Run>,
+}
+
+impl Held<'_> {
+    /// The fullest batches of the run beside the sampled ones, each with its step: the one with the most encoder tokens, the
+    /// one with the most LLM tokens, and those with the largest samples of both kinds.
+    pub(crate) fn fullest(&self) -> Vec<(u64, Vec<SampleIndex>)> {
+        let Some(run) = &self.run else { return Vec::new() };
+        let kinds: [fn(&Load) -> u64; 4] = [
+            |load| load.encoder.sum,
+            |load| load.llm.sum,
+            |load| load.encoder.largest,
+            |load| load.llm.largest,
+        ];
+        let others = || (0..run.loads.len()).filter(|step| !run.sampled_steps.contains(step));
+        let fullest =
+            |of: fn(&Load) -> u64| others().max_by_key(|&step| (of(&run.loads[step]), Reverse(step)));
+        let steps: BTreeSet<usize> = kinds.into_iter().filter_map(fullest).collect();
+        steps.into_iter().map(|step| (step as u64, run.batches.batch(step as u64))).collect()
+    }
 }
 
 impl Run {

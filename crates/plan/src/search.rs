@@ -59,8 +59,8 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     let progress = |found: &Found| {
         (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
     };
-    let rivals = if input.compares { rivals(input, &models, &contenders, &batches)? } else { Vec::new() };
     let held = Held { batches: &batches, run: Run::new(input, &batches)? };
+    let rivals = if input.compares { rivals(input, &models, &contenders, &held)? } else { Vec::new() };
     let balanced = balanced_rival(&rivals, &contenders);
     match input.effort {
         SearchEffort::Quick => funnel::judge(input, &models, contenders, &held, &mut found, &progress)?,

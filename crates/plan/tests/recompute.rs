@@ -2,6 +2,7 @@
 
 use crate::{asked, fixture};
 use dflop_plan::{Outcome, SearchEffort, SearchInput, search};
+use dflop_step::batches::GlobalBatches;
 use dflop_types::{ModelProfile, RankedPlan, Recomputation, Recompute, RecomputePoint};
 
 /// The fixture's model, whose layers keep half in mode `selective` and an eighth in mode `full`.
@@ -117,4 +118,36 @@ fn rivals_may_recompute_by_component_too() {
         })
     };
     assert!((5..10).any(|tenth| is_unequal(peak * tenth / 10)));
+}
+
+/// Other people's ways must have room for the whole run, as the plan has: a sample of the run that is far larger than those of
+/// the sampled batches asks for recomputation of all, so none of them is faster for lack of it.
+#[test]
+fn rivals_have_room_for_the_fullest_batch_of_the_run() {
+    let profile = model_profile();
+    let mut shapes = vec![fixture::video(4, 2, 40); 40];
+    let batches = GlobalBatches::new(40, 1, 11).unwrap();
+    for sample in batches.batch(20) {
+        shapes[sample.index()] = fixture::video(64, 2, 40);
+    }
+    let of = |only: &str, budget, num_sampled_batches| {
+        let input = SearchInput {
+            global_batch_size: 1,
+            num_sampled_batches,
+            only: only.parse().unwrap(),
+            compares: true,
+            cluster: fixture::cluster(1, budget),
+            effort: SearchEffort::Quick,
+            ..asked::input(&shapes, &profile, 1)
+        };
+        search(&input).unwrap()
+    };
+    let free = best(&of("colocated=true,recompute=full", Some(1 << 45), 40)).unwrap().prediction;
+    let peak = free.encoder_memory_bytes_peak.max(free.llm_memory_bytes_peak);
+    let tight = of("colocated=true", Some(peak + peak / 50), 4);
+    let plan = best(&tight).unwrap();
+    assert!(!plan.recompute.is_none(), "else the test shows nothing");
+    let steps: Vec<_> = tight.rivals.iter().map(|rival| (rival.name, rival.step_ns_mean)).collect();
+    assert!(steps.iter().filter(|(_, ns)| ns.is_some()).count() >= 3, "{steps:?}");
+    assert!(steps.iter().all(|(_, ns)| ns.is_none_or(|ns| ns >= plan.prediction.step_ns_mean)), "{steps:?}");
 }
