@@ -127,6 +127,18 @@ pub struct Experts {
     pub width: u64,
 }
 
+impl Llm {
+    /// Parameters of the layers that a token does not read: those of the experts beside its own.
+    pub const fn num_unread_parameters(&self) -> u64 {
+        match self.experts {
+            None => 0,
+            Some(experts) => {
+                self.num_layers * (experts.count - experts.per_token) * 3 * self.width * experts.width
+            }
+        }
+    }
+}
+
 /// The LLM backbone.
 // Each is a fact of its own that a configuration states.
 #[allow(clippy::struct_excessive_bools)]

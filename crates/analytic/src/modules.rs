@@ -81,10 +81,42 @@ impl Module {
     pub fn cut(&self, degree: u64) -> Option<Self> {
         let shares_rows = self.name == "llm_layer";
         let part = |o: &Operation| if shares_rows { o.cut_rows(degree) } else { o.cut(degree) };
-        let operations: Option<Vec<Operation>> = self.operations.iter().map(part).collect();
+        let operations: Option<Vec<Operation>> = self.with_heads_for(degree).iter().map(part).collect();
         let operations = operations?;
         let input_width = if shares_rows { self.input_width.div_ceil(degree) } else { self.input_width };
         (operations != self.operations).then(|| Self { operations, input_width, ..self.clone() })
+    }
+
+    /// The steps with a head of keys and values for each of `degree` ranks, where there are fewer: training repeats them
+    /// (`python/dflop/models/tensor.py`).
+    fn with_heads_for(&self, degree: u64) -> Vec<Operation> {
+        let mut operations = self.operations.clone();
+        let at = operations.iter().position(|one| matches!(one.kind, Kind::Attention(_)));
+        let Some((at, Kind::Attention(attention))) = at.map(|at| (at, operations[at].kind)) else {
+            return operations;
+        };
+        let Attention { num_heads, num_key_value_heads, head_size, .. } = attention;
+        if num_key_value_heads >= degree || !degree.is_multiple_of(num_key_value_heads.max(1)) {
+            return operations;
+        }
+        operations[at].kind = Kind::Attention(Attention { num_key_value_heads: degree, ..attention });
+        let (keys, repeated) = (num_key_value_heads * head_size, degree * head_size);
+        for one in &mut operations[..at] {
+            match &mut one.kind {
+                Kind::Product(product) if product.cut == Cut::Outputs && product.outputs == keys => {
+                    product.outputs = repeated;
+                    product.num_biases *= degree / num_key_value_heads;
+                }
+                Kind::Pass(pass) if pass.is_cut && pass.width == num_heads * head_size + keys => {
+                    pass.width = num_heads * head_size + repeated;
+                }
+                Kind::Norm(..) if one.rows.factor == num_key_value_heads && num_key_value_heads > 1 => {
+                    one.rows.factor = degree;
+                }
+                _ => {}
+            }
+        }
+        operations
     }
 
     /// Work of a phase over segments, with values of `size` bytes.

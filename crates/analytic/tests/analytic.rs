@@ -69,6 +69,11 @@ fn a_layer_whose_ranks_share_the_rows_by_hand() {
     assert_eq!((kept(&part, 6), part.input_width), (3 * (56 + 36 + 32 + 36), 2));
     // Of seven rows one rank has four at the norms.
     assert_eq!(kept(&part, 7), 4 * 56 + 7 * (36 + 32 + 36) / 2);
+    // One head of keys and values is on both ranks: the part is that of two heads.
+    let repeated = module(&tiny(), "llm_layer").cut(2).unwrap();
+    assert_eq!((repeated.operations, repeated.input_width), (part.operations, part.input_width));
+    // Three ranks cannot share two heads.
+    assert!(module(&tiny(), "llm_layer").cut(3).is_none());
 }
 
 /// As `tiny`, with three experts in place of the MLP, of which a token reads two.
@@ -151,6 +156,9 @@ fn experts_cost_time_by_what_is_read_and_memory_by_what_is_held() {
     let outside = 2 * 2_048 * 4_096 + 2 * 2_048 * 512 + 2 * 2_048 + 2 * 128;
     assert_eq!(layer.num_parameters, 128 * 3 * 2_048 * 768 + 128 * 2_048 + outside);
     assert_eq!(layer.parameter_bytes, 2 * layer.num_parameters);
+    // 120 of 128 experts, in 48 layers.
+    let llm = catalogue_model("qwen3-vl-30b-a3b").unwrap().architecture().unwrap().llm;
+    assert_eq!(llm.num_unread_parameters(), 48 * 120 * 3 * 2_048 * 768);
     let at = |layer: &dflop_types::ModuleProfile, size: u64| {
         *layer.linear.points.iter().find(|point| point.size == size).unwrap()
     };

@@ -109,6 +109,13 @@ fn columns_and_blanks() {
     );
     let rows = rows(&said.table);
     assert_eq!(rows.iter().map(|row| row["mine"].as_str()).collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+    // Cells of what was measured without a number are counted.
+    let line = "A100,8,64,1,2048,16,24,1024,1,8,1";
+    let said =
+        estimate(&format!("{HEADER},iteration_ms\n{line},5000\n{line},NaN\n{line},-3\n{line},\n"), &[]);
+    assert!(said.stdout.contains("step time against what was measured, 1 run: "), "{}", said.stdout);
+    let note = "note: column `iteration_ms`: 2 cells without a number above 0, left out of the comparison\n";
+    assert!(said.stderr.contains(note), "{}", said.stderr);
     assert_eq!((rows[3]["predicted_ms"].as_str(), rows[3]["predicted_basis"].as_str()), ("", ""));
     assert!(rows[..3].iter().all(|row| number(row, "predicted_ms") > 10.0));
 }
@@ -183,7 +190,7 @@ fn faults_have_a_row_and_a_column() {
          \x20 row 7, column `gpu`: `T800`, no hardware named `T800` in the table, known are a100-40gb, a100-80gb, h100, h200, b200, \
          l40s, rtx-4090, mi300x\n\
          \x20 row 7, column `pipeline_parallel`: is empty, must be a whole number of at least 1\n\
-         \x20 row 8, column `pipeline_parallel`: `1e300`, must be a whole number of at least 1\n"
+         \x20 row 8, column `pipeline_parallel`: `1e300`, must be at most 4294967296\n"
     );
     let missing = HEADER.replace("gpu,", "").replace("hidden_size", "hiden_size").replace(",layers", "");
     let said = faults(&format!("{missing}\n8,64,1,2048,16,1024,1,8,1\n"), &[]);
@@ -204,6 +211,37 @@ fn faults_have_a_row_and_a_column() {
         said.contains("column `memory_rank_stage`: `7`, must be first, last or a number below"),
         "{said}"
     );
+}
+
+/// A width that cannot be read is one problem: what follows from it is not told as well.
+#[test]
+fn a_problem_is_told_once() {
+    let said = estimate(&table(&["A100,8,64,1,NaN,16,24,1024,1,8,1"]), &[]);
+    assert!(said.stderr.starts_with("error: `runs.csv`: 1 problem\n"), "{}", said.stderr);
+}
+
+/// What stands at `--out` is replaced if it is a table of predictions, the table itself, or empty.
+#[test]
+fn no_other_file_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let runs = table(&["A100,8,64,1,2048,16,24,1024,1,8,1"]);
+    fs::write(directory.path().join("runs.csv"), &runs).unwrap();
+    let said = |out: &str, held: &str| {
+        if out != "runs.csv" {
+            fs::write(directory.path().join(out), held).unwrap();
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dflop"));
+        command.args(["estimate", "--runs", "runs.csv", "--out", out]).current_dir(directory.path());
+        let output = command.output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (status, stderr) = said("notes.txt", "mine\n");
+    assert_eq!(status, 2, "{stderr}");
+    assert!(stderr.starts_with("error: `notes.txt` is there, and is no table that"), "{stderr}");
+    assert_eq!(fs::read_to_string(directory.path().join("notes.txt")).unwrap(), "mine\n");
+    for (out, held) in [("empty.csv", ""), ("old.csv", "gpu,predicted_ms\n"), ("runs.csv", "")] {
+        assert_eq!(said(out, held).0, 0, "{out}");
+    }
 }
 
 #[test]

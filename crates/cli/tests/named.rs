@@ -36,6 +36,12 @@ fn one_command_plans_a_model_of_the_catalogue_on_own_data() {
     let answer = json(&again);
     assert_eq!(answer["is_text_estimated"], true);
     assert_eq!(answer["is_estimated"], true);
+    // Every candidate is a plan, was judged and slower, or has a cause.
+    let (rejected, plans) = (&answer["rejected"], answer["plans"].as_array().unwrap().len() as u64);
+    let causes = rejected["causes"].as_array().unwrap();
+    let fallen: u64 = causes.iter().map(|cause| cause["count"].as_u64().unwrap()).sum();
+    let number = |name: &str| rejected[name].as_u64().unwrap();
+    assert_eq!(fallen + number("num_slower") + plans, number("num_candidates"), "{rejected}");
     assert!(!again.contains("measuring"), "profiles that are there are taken: {again}");
     // Nodes of eight: shards over one of them are a candidate of its own.
     let said = session.dflop(&["plan", "--only", "zero=3,recompute=selective"]);

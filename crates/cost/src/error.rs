@@ -171,8 +171,8 @@ impl Hint for CostError {
             Self::LayersNotCut { module, .. } => {
                 let part = if *module == "llm_layer" { "LLM" } else { "encoder" };
                 format!(
-                    "take another tensor parallel degree of the {part}, such as 1: it must divide heads and widths, \
-                     and layers with experts are never cut"
+                    "take another tensor parallel degree of the {part}, such as 1: it must divide the heads of queries and \
+                     the widths, and layers with experts are never cut"
                 )
             }
             _ => "measure again with `dflop profile model`".to_owned(),

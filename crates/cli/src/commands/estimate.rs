@@ -79,6 +79,14 @@ fn of_config(config: &Config) -> Result<Read, Failure> {
 /// What is estimated, the name for people, and the hash of what it is read from.
 type Read = (Architecture, String, String);
 
+/// The architecture of the configured model, where this version can read it.
+pub(super) fn architecture_of(config: &Config) -> Option<Architecture> {
+    match &config.model.name {
+        Some(name) => catalogue_model(name).ok()?.architecture().ok(),
+        None => Some(of_directory(&config.model.dir).ok()?.0),
+    }
+}
+
 /// The model in a directory.
 fn of_directory(dir: &Path) -> Result<Read, Failure> {
     let path = dir.join("config.json");

@@ -2,11 +2,12 @@
 
 use crate::Failure;
 use crate::args;
-use crate::runs::{Predicted, Predictor, Runs};
+use crate::runs::{Measured, Predicted, Predictor, Runs};
 use dflop_analytic::{HARDWARE, Hardware};
 use dflop_types::number::{percent, signed_percent};
 use dflop_types::{counted, regular};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Reasons for blank rows that are shown, at most.
 const SHOWN_MAX: usize = 6;
@@ -33,6 +34,16 @@ pub(super) fn run(arguments: &args::EstimateRuns) -> Result<(), Failure> {
     let text = String::from_utf8(bytes)
         .map_err(|_| Failure::new(format!("`{}` is not text in UTF-8", path.display()), None))?;
     let runs = Runs::read(path, text.trim_start_matches('\u{feff}'), arguments.device.as_deref())?;
+    let is_own = |out: &Path| {
+        let text = std::fs::read(out).unwrap_or_default();
+        Runs::is_written(&String::from_utf8_lossy(&text))
+            || std::fs::canonicalize(out).ok() == std::fs::canonicalize(path).ok()
+    };
+    if out.is_file() && !is_own(out) {
+        let hint = Some("choose another place with `--out`, or delete it".to_owned());
+        let message = format!("`{}` is there, and is no table that `dflop estimate` wrote", out.display());
+        return Err(Failure::new(message, hint));
+    }
     for name in &runs.unread {
         talk!("note: column `{name}` is carried along, and not read");
     }
@@ -80,11 +91,19 @@ fn say(runs: &Runs, predictions: &[Option<Predicted>]) {
 /// Errors against a measured column.
 fn compare(
     what: &str,
-    measured: Option<Vec<Option<f64>>>,
+    measured: Option<Measured>,
     predictions: &[Option<Predicted>],
     of: impl Fn(&Predicted) -> f64,
 ) {
-    let pairs = measured.into_iter().flatten().zip(predictions);
+    let Some(measured) = measured else { return };
+    if measured.num_unread > 0 {
+        let cells = counted(measured.num_unread, "cell");
+        talk!(
+            "note: column `{}`: {cells} without a number above 0, left out of the comparison",
+            measured.name
+        );
+    }
+    let pairs = measured.numbers.into_iter().zip(predictions);
     let error = |(measured, predicted): (Option<f64>, &Option<Predicted>)| {
         Some(of(predicted.as_ref()?) / measured? - 1.0)
     };

@@ -82,8 +82,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let costs = run.zip(outcome.ranked.first().map(|plan| plan.prediction.step_ns_mean));
     if arguments.json {
         let seconds = start.elapsed().as_secs_f64();
-        let mut value =
-            as_json(&outcome, hint.as_deref(), &inputs.model_profile, &inputs.data_profile, seconds);
+        let mut value = as_json(&outcome, hint.as_deref(), &inputs, seconds);
         let parts = [
             ("fewer_ranks", fewer.as_ref().map(fewer_json)),
             ("run", costs.map(|(run, ns)| run.json(ns, &baselines(&outcome)))),
@@ -242,16 +241,13 @@ fn detail_json(plan: &RankedPlan, detail: &Detail) -> Value {
 }
 
 /// A search for programs: its plans, what people run today, why others were not chosen.
-fn as_json(
-    outcome: &Outcome,
-    hint: Option<&str>,
-    model: &ModelProfile,
-    data: &DataProfile,
-    seconds: f64,
-) -> Value {
+fn as_json(outcome: &Outcome, hint: Option<&str>, inputs: &Inputs, seconds: f64) -> Value {
+    let (model, data) = (&inputs.model_profile, &inputs.data_profile);
+    let architecture = super::estimate::architecture_of(&inputs.config);
+    let useful =
+        useful_operations(model, data, architecture.map_or(0, |one| one.llm.num_unread_parameters()));
     let ms = |ns: u64| ns as f64 / 1e6;
     let per_second = |ns: u64| samples_per_s(outcome, ns);
-    let useful = useful_operations(model, data);
     let plan = |plan: &RankedPlan| {
         let prediction = &plan.prediction;
         let rate = per_second(prediction.step_ns_mean);
@@ -295,6 +291,7 @@ fn as_json(
         "plans": outcome.ranked.iter().map(plan).collect::<Vec<_>>(),
         "baselines": outcome.rivals.iter().map(rival).collect::<Map<_, _>>(),
         "rejected": {"num_candidates": outcome.num_candidates, "num_judged": outcome.num_judged,
+                     "num_slower": outcome.num_judged - outcome.ranked.len() as u64,
                      "causes": outcome.rejections, "mends": mends, "hint": hint},
         "run_memory": outcome.run_memory.map(|run| json!({
             "num_batches": run.num_batches, "num_near": run.num_near, "num_scheduled": run.num_scheduled,
@@ -306,9 +303,10 @@ fn as_json(
     })
 }
 
-/// Operations of the products with weights of a mean sample, forward and backward: six for each parameter and token.
-/// Attention's own products are left out, so a rate is never overstated.
-fn useful_operations(model: &ModelProfile, data: &DataProfile) -> f64 {
+/// Operations of the products with weights of a mean sample, forward and backward: six for each parameter and token, but for
+/// the `num_unread` parameters of experts that a token of the LLM does not read. Attention's own products are left out, so a rate is
+/// never overstated.
+fn useful_operations(model: &ModelProfile, data: &DataProfile, num_unread: u64) -> f64 {
     let parameters = |prefixes: &[&str]| -> f64 {
         let of = |(name, module): (&String, &ModuleProfile)| {
             let is_held = prefixes.iter().any(|prefix| name.starts_with(prefix));
@@ -322,7 +320,7 @@ fn useful_operations(model: &ModelProfile, data: &DataProfile) -> f64 {
     let label_tokens: u64 = shapes().map(|shape| u64::from(shape.label_tokens)).sum();
     // The embedding is no product: its rows are read.
     let sum = parameters(&["encoder_layer", "encoder_window_layer", "projector"]) * encoder_tokens as f64
-        + parameters(&["llm_layer"]) * llm_tokens as f64
+        + (parameters(&["llm_layer"]) - num_unread as f64) * llm_tokens as f64
         + parameters(&["llm_head"]) * label_tokens as f64;
     6.0 * sum / data.samples.len().max(1) as f64
 }

@@ -142,11 +142,11 @@ impl<'a> Cells<'a> {
     fn count_or(&mut self, name: &'static str, default: u64) -> u64 {
         let Some(text) = self.text(name) else { return default };
         // Tables that passed through other programs have `8.0` for 8.
-        let number = text.parse::<f64>().ok().filter(|one| one.fract() == 0.0 && one.abs() < 9e15);
+        let number = text.parse::<f64>().ok().filter(|one| one.fract() == 0.0);
         match number {
             Some(one) if (1.0..=NUMBER_MAX as f64).contains(&one) => one as u64,
             Some(one) if one > NUMBER_MAX as f64 => {
-                self.problem(name, text, &format!("must be at most {NUMBER_MAX}"));
+                self.problem(name, &shown(text), &format!("must be at most {NUMBER_MAX}"));
                 1
             }
             _ => {
@@ -305,8 +305,10 @@ fn software_of(cells: &Cells<'_>) -> Software {
 }
 
 fn gpt_of(cells: &mut Cells<'_>, tp: u64, software: Software) -> Gpt {
+    let num_before = cells.problems.len();
     let (width, num_heads) = (cells.count_to("hidden_size", WIDTH_MAX), cells.count("attention_heads"));
-    if cells.text("head_size").is_none() && !width.is_multiple_of(num_heads) {
+    let are_read = cells.problems.len() == num_before;
+    if are_read && cells.text("head_size").is_none() && !width.is_multiple_of(num_heads) {
         cells.problem(
             "attention_heads",
             &num_heads.to_string(),

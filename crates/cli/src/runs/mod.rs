@@ -99,13 +99,33 @@ impl Runs {
         String::from_utf8(bytes).map_err(|error| Failure::new(error.to_string(), None))
     }
 
-    /// The numbers of a column that holds what was measured, one a row; `None` where the table has none.
-    pub(crate) fn measured(&self, names: &[&str]) -> Option<Vec<Option<f64>>> {
+    /// The first column of these names that holds what was measured; `None` where the table has none.
+    pub(crate) fn measured(&self, names: &[&str]) -> Option<Measured> {
         let at = names.iter().find_map(|name| self.header.iter().position(|column| column == name))?;
-        let number =
-            |row: &Vec<String>| row[at].parse::<f64>().ok().filter(|one| one.is_finite() && *one > 0.0);
-        Some(self.rows.iter().map(number).collect())
+        let number = |text: &str| text.parse::<f64>().ok().filter(|one| one.is_finite() && *one > 0.0);
+        let cells = || self.rows.iter().map(|row| row[at].as_str());
+        Some(Measured {
+            name: self.header[at].clone(),
+            numbers: cells().map(number).collect(),
+            num_unread: cells().filter(|text| !text.is_empty() && number(text).is_none()).count() as u64,
+        })
     }
+
+    /// Whether a file of this text is a table that [`Runs::with`] wrote, or one that is empty.
+    pub(crate) fn is_written(text: &str) -> bool {
+        let header = text.lines().next().unwrap_or_default();
+        text.is_empty() || header.split(',').any(|name| name == FILLED[0])
+    }
+}
+
+/// What was measured.
+pub(crate) struct Measured {
+    /// The column.
+    pub(crate) name: String,
+    /// One for each row; `None` where the cell has no number above 0.
+    pub(crate) numbers: Vec<Option<f64>>,
+    /// Cells that hold something else than a number above 0.
+    pub(crate) num_unread: u64,
 }
 
 /// Columns that nobody knows, if the header has all that are needed, each once, and none that looks misspelt.
