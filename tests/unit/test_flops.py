@@ -45,6 +45,19 @@ SOUND = {
 }
 VL_TEXT = {k: v for k, v in QWEN2.items() if k != "model_type"}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+QWEN3_VISION = {
+    **PATCHES,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 2],
+}
+QWEN3_TEXT = {
+    **VL_TEXT,
+    "head_dim": 12,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]},
+}
 CONFIGS = {
     "llava_onevision": {
         "model_type": "llava_onevision",
@@ -98,34 +111,16 @@ CONFIGS = {
     },
     "qwen3_vl": {
         "model_type": "qwen3_vl",
-        "vision_config": {
-            **PATCHES,
-            "hidden_size": 32,
-            "intermediate_size": 40,
-            "out_hidden_size": 48,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 2],
-        },
+        "vision_config": QWEN3_VISION,
         "text_config": {
-            **VL_TEXT,
-            "head_dim": 12,
-            "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]},
+            **QWEN3_TEXT,
         },
     },
     "qwen3_vl_moe": {
         "model_type": "qwen3_vl_moe",
-        "vision_config": {
-            **PATCHES,
-            "hidden_size": 32,
-            "intermediate_size": 40,
-            "out_hidden_size": 48,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 2],
-        },
+        "vision_config": QWEN3_VISION,
         "text_config": {
-            **VL_TEXT,
-            "head_dim": 12,
-            "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]},
+            **QWEN3_TEXT,
             "num_experts": 6,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 24,

@@ -27,6 +27,19 @@ _VISION = {
     "patch_size": 14,
 }
 _INTERNVIT = {**_VISION, "image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True}
+_QWEN3_VISION = {
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_heads": 4,
+    "depth": 4,
+    "hidden_size": 32,
+    "out_hidden_size": 48,
+    "intermediate_size": 64,
+    # A grid of 6 x 6 learnt positions.
+    "num_position_embeddings": 36,
+    "deepstack_visual_indexes": [1, 2],
+}
 TINY = {
     "internvl": {
         "vision_config": _INTERNVIT,
@@ -68,19 +81,7 @@ TINY = {
         **_MROPE,
     },
     "qwen3_vl": {
-        "vision_config": {
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "num_heads": 4,
-            "depth": 4,
-            "hidden_size": 32,
-            "out_hidden_size": 48,
-            "intermediate_size": 64,
-            # A grid of 6 x 6 learnt positions.
-            "num_position_embeddings": 36,
-            "deepstack_visual_indexes": [1, 2],
-        },
+        "vision_config": _QWEN3_VISION,
         "text_config": {
             **TEXT,
             "model_type": "qwen3_vl_text",
@@ -90,19 +91,7 @@ TINY = {
         "tie_word_embeddings": False,
     },
     "qwen3_vl_moe": {
-        "vision_config": {
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "num_heads": 4,
-            "depth": 4,
-            "hidden_size": 32,
-            "out_hidden_size": 48,
-            "intermediate_size": 64,
-            # A grid of 6 x 6 learnt positions.
-            "num_position_embeddings": 36,
-            "deepstack_visual_indexes": [1, 2],
-        },
+        "vision_config": _QWEN3_VISION,
         "text_config": {
             **TEXT,
             "model_type": "qwen3_vl_moe_text",
