@@ -32,6 +32,7 @@ use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile, Recompute
 /// trained, nothing before it     F, and B as W: of I only the very first product is saved, which no measurement shows
 /// recomputed                     B and I longer by the measured extra time, and by the forward of attention in `full`
 /// `full:K`                       the first K layers of a stage as in `full`, its others as in `selective`
+/// `selective:K`                  the first K layers of a stage as in `selective`, its others keep everything
 /// cut over ranks                 the variant of that degree; with the all-reduces where they are not in it
 /// ```
 ///
@@ -62,7 +63,7 @@ pub struct CostModel {
     pub(crate) holding: Holding,
 }
 
-/// Layers as they run where the first ones of each stage recompute everything and the others do not. How many these are
+/// Layers as they run where the first ones of each stage recompute more than its others. How many these are
 /// says the mode of the component; without such a mode nothing stands here.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FirstLayers {
@@ -73,15 +74,16 @@ pub(crate) struct FirstLayers {
 
 impl FirstLayers {
     fn new(choice: &Choice<'_>, encoder: &[(&'static str, Module, u64)]) -> Result<Self, CostError> {
-        let is_mixed = |mode: Recompute| matches!(mode, Recompute::FullOf(_));
+        let [of_encoder, of_llm] = [choice.settings.encoder, choice.settings.llm].map(|of| of.recompute);
+        let is_mixed = |mode: Recompute| mode.first_layers_wanted() > 0;
         let mut first = Self::default();
-        if is_mixed(choice.settings.encoder.recompute) {
+        if is_mixed(of_encoder) {
             for (name, ..) in encoder.iter().filter(|(name, ..)| is_layer(name)) {
-                first.encoder.push((name, choice.encoder(name, Recompute::Full)?));
+                first.encoder.push((name, choice.encoder(name, of_encoder.of_first())?));
             }
         }
-        if is_mixed(choice.settings.llm.recompute) {
-            first.llm = Some(choice.llm("llm_layer", Recompute::Full)?);
+        if is_mixed(of_llm) {
+            first.llm = Some(choice.llm("llm_layer", of_llm.of_first())?);
         }
         Ok(first)
     }
@@ -324,7 +326,7 @@ impl CostModel {
         EncoderLayers { first_layer: 0, num_layers, is_first: true, is_last: true }
     }
 
-    /// Whether the first layers of an encoder stage recompute everything, and its others do not.
+    /// Whether the first layers of an encoder stage recompute more than its others.
     pub(crate) const fn has_first_layers(&self) -> bool {
         !self.first.encoder.is_empty()
     }
@@ -333,14 +335,14 @@ impl CostModel {
     /// of it there are, which is not 0.
     pub(crate) fn layers_of(&self, num_layers: u32) -> impl Iterator<Item = (&Module, u64)> {
         let num_first =
-            self.first.llm.as_ref().map_or(0, |_| self.settings.llm.recompute.full_layers(num_layers));
+            self.first.llm.as_ref().map_or(0, |_| self.settings.llm.recompute.first_layers(num_layers));
         let first = self.first.llm.iter().map(move |layer| (layer, u64::from(num_first)));
         let rest = std::iter::once((&self.layer, u64::from(num_layers - num_first)));
         first.chain(rest).filter(|(_, count)| *count > 0)
     }
 
-    /// The modules of a stage of the encoder by name, with how many of each it holds; layers that recompute everything beside
-    /// others that do not come first. Where some layers attend within
+    /// The modules of a stage of the encoder by name, with how many of each it holds; layers that recompute more than
+    /// others come first. Where some layers attend within
     /// windows and some do not, either kind is taken to be spread evenly, a layer without windows behind those with: so
     /// it is in Qwen2.5-VL.
     pub(crate) fn encoder_modules_of(
@@ -353,7 +355,7 @@ impl CostModel {
         let (first, number) = (u64::from(stage.first_layer), u64::from(stage.num_layers));
         let num_full = before(first + number) - before(first);
         let num_first = if self.has_first_layers() {
-            u64::from(self.settings.encoder.recompute.full_layers(stage.num_layers))
+            u64::from(self.settings.encoder.recompute.first_layers(stage.num_layers))
         } else {
             0
         };

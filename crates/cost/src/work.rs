@@ -17,7 +17,7 @@ pub struct WorkMin {
     encoder: f64,
     num_encoder_modules: u64,
     layer: f64,
-    /// What a layer takes more that recomputes everything beside others that do not, and how many of a stage these are.
+    /// What a layer takes more that recomputes more than others of its stage, and how many of a stage these are.
     first: (f64, Recompute),
     embedding: f64,
     head: f64,
@@ -33,7 +33,7 @@ impl WorkMin {
     pub fn stage_ns(&self, stage: StageLayers, parts: u64) -> u64 {
         let (longer, mode) = self.first;
         let sum = self.layer * f64::from(stage.num_layers)
-            + longer * f64::from(mode.full_layers(stage.num_layers))
+            + longer * f64::from(mode.first_layers(stage.num_layers))
             + if stage.is_first { self.embedding } else { 0.0 }
             + if stage.is_last { self.head } else { 0.0 };
         certify(sum, parts, u64::from(stage.num_layers) + 2)
@@ -56,19 +56,19 @@ impl CostModel {
             let attention_ns = module.attention_ns(segments_of(&batch.encoder_segments));
             module.ns_min(batch.encoder_tokens()) + attention_ns as f64
         };
-        // Of layers of which some recompute everything the shorter time: how many do depends on the stages.
+        // Of layers of which some recompute more than others the shorter time: how many do depends on the stages.
         let of_one = |(name, module, count): &(&str, Module, u64)| {
             let firsts = self.first.encoder.iter().filter(|(of, _)| of == name);
             firsts.map(|(_, first)| of_module(first)).fold(of_module(module), f64::min) * *count as f64
         };
         let of_layer =
             |layer: &Module| layer.ns_min(total) + layer.attention_ns(samples_of(&batch.llm_tokens)) as f64;
-        // Several stages have more layers that recompute everything than all layers as one stage. So these count as longer
+        // Several stages have more of the layers that recompute more than all layers as one stage. So these count as longer
         // than the others, but never as shorter, though noise may have it so: that keeps both a bound.
         let layer = of_layer(&self.layer);
         let first = self.layers_of(1).map(|(first, _)| of_layer(first)).next().unwrap_or(layer);
         let mode = match self.settings.llm.recompute {
-            mode @ Recompute::FullOf(_) => mode,
+            mode if mode.first_layers_wanted() > 0 => mode,
             _ => Recompute::None,
         };
         WorkMin {

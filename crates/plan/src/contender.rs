@@ -13,7 +13,7 @@ use crate::rough::{BatchSizes, Rough, rough};
 use crate::space::Candidate;
 use dflop_cost::CostModel;
 use dflop_step::{StepScheduler, StepSettings};
-use dflop_types::{Component, PipelineOrder, PlanPrediction, RankedPlan, Rejection, SampleIndex};
+use dflop_types::{Component, PlanPrediction, RankedPlan, Recomputation, Rejection, SampleIndex};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -57,6 +57,28 @@ impl Candidate {
         input: &SearchInput<'_>,
         models: &Models,
     ) -> Result<StepScheduler, PlanError> {
+        let scheduler = self.scheduler_of_others(input, models)?;
+        if !self.eases(input) {
+            return Ok(scheduler);
+        }
+        Ok(scheduler.with_eased(&models.eased(input, self)))
+    }
+
+    /// Whether each of its microbatches recomputes only as much as memory asks for. Modes that somebody asks for by name are
+    /// those of all microbatches.
+    pub(crate) fn eases(&self, input: &SearchInput<'_>) -> bool {
+        self.layout.is_colocated()
+            && !self.recompute.is_none()
+            && input.memory_budget_bytes().is_some()
+            && !input.only.names_modes()
+    }
+
+    /// As [`Candidate::scheduler`], as other people run it: all microbatches recompute the same.
+    pub(crate) fn scheduler_of_others(
+        &self,
+        input: &SearchInput<'_>,
+        models: &Models,
+    ) -> Result<StepScheduler, PlanError> {
         let scheduler = StepScheduler::new(
             self.settings(input),
             Arc::clone(models.of(self)),
@@ -70,12 +92,13 @@ impl Candidate {
     }
 
     /// This candidate as a plan, with its prediction.
-    pub(crate) const fn ranked(&self, order: PipelineOrder, prediction: PlanPrediction) -> RankedPlan {
+    pub(crate) fn ranked(&self, input: &SearchInput<'_>, prediction: PlanPrediction) -> RankedPlan {
         RankedPlan {
             layout: self.layout,
             num_microbatches: self.num_microbatches,
-            pipeline_order: order,
+            pipeline_order: input.order,
             recompute: self.recompute,
+            is_eased: self.eases(input),
             prediction,
         }
     }
@@ -138,17 +161,17 @@ impl<'a> Known<'a> {
 }
 
 /// Why the stages of a candidate cannot have as many layers that recompute everything as it asks for; `None` if they can.
-fn full_exceeds_stage(model: &CostModel, candidate: &Candidate) -> Option<Rejection> {
+fn recompute_exceeds_stage(model: &CostModel, candidate: &Candidate) -> Option<Rejection> {
     let layers = [model.num_encoder_layers(), model.num_llm_layers()];
     let of = [(Component::Encoder, candidate.recompute.encoder), (Component::Llm, candidate.recompute.llm)];
     of.into_iter().zip(layers).find_map(|((component, mode), layers)| {
-        let wanted = mode.full_layers_wanted();
+        let wanted = mode.first_layers_wanted();
         if wanted == 0 {
             return None;
         }
         let stages = candidate.layout.stage_layers(component, layers);
         let layers = stages.into_iter().max().unwrap_or(layers);
-        (wanted > layers).then_some(Rejection::FullExceedsStage { component, wanted, layers })
+        (wanted > layers).then_some(Rejection::RecomputeExceedsStage { component, mode, layers })
     })
 }
 
@@ -164,7 +187,7 @@ pub(crate) fn contenders(
 ) -> Result<Vec<Contender>, PlanError> {
     let is_alike = |a: &Candidate, b: &Candidate| a.layout == b.layout && a.recompute == b.recompute;
     let mut alike: Vec<&[Candidate]> = candidates.chunk_by(is_alike).collect();
-    alike.retain(|alike| match full_exceeds_stage(models.plain(), &alike[0]) {
+    alike.retain(|alike| match recompute_exceeds_stage(models.plain(), &alike[0]) {
         None => true,
         Some(rejection) => {
             rejections.extend(std::iter::repeat_n(rejection, alike.len()));
@@ -177,6 +200,12 @@ pub(crate) fn contenders(
         if let Some(rejection) = alone.rejection(&alike[0]) {
             return Ok(vec![Err(rejection); alike.len()]);
         }
+        let least = if alike[0].eases(input) {
+            Candidate { recompute: Recomputation::NONE, ..alike[0] }
+        } else {
+            alike[0]
+        };
+        let (least_model, least_known) = (models.of(&least), known.of(&least));
         let (model, known) = (models.of(&alike[0]), known.of(&alike[0]));
         let facts = Facts::new(model, &alike[0].settings(input))?;
         let ratio = |batch: &BatchSizes| batch.longest_stage_ratio(model, &alike[0].layout);
@@ -193,8 +222,9 @@ pub(crate) fn contenders(
                 step_ns: sum.step_ns.saturating_add(one.step_ns / count),
                 at_mean_ns: sum.at_mean_ns.saturating_add(one.at_mean_ns / count),
             });
-            let least_ns = |work| bound::makespan_min_ns(model, candidate, &facts, work);
-            let bounds_ns = known.works.iter().map(least_ns).collect();
+            // A candidate whose microbatches may recompute less takes no less than if none of them recomputed anything.
+            let least_ns = |work| bound::makespan_min_ns(least_model, candidate, &facts, work);
+            let bounds_ns = least_known.works.iter().map(least_ns).collect();
             Ok(Contender { candidate: *candidate, rough: sum, bounds_ns })
         };
         Ok(alike.iter().map(contender).collect())

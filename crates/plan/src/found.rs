@@ -1,10 +1,11 @@
 //! What a search has found so far: the plans that it keeps, and why others cannot be the plan.
 
 use crate::evaluate::{Judged, summary};
+use crate::input::SearchInput;
 use crate::objective::Objective;
 use crate::run_memory::RunMemory;
 use crate::space::Candidate;
-use dflop_types::{PipelineOrder, Placement, RankedPlan, Rejection};
+use dflop_types::{Placement, RankedPlan, Rejection};
 use std::collections::BTreeMap;
 
 /// The most plans that an outcome holds: the best and five runners-up.
@@ -29,10 +30,10 @@ pub(crate) struct Found {
 
 impl Found {
     /// Adds a plan with its judged batches, in order of the objective.
-    pub(crate) fn insert(&mut self, candidate: &Candidate, order: PipelineOrder, judged: &[Judged]) {
+    pub(crate) fn insert(&mut self, candidate: &Candidate, input: &SearchInput<'_>, judged: &[Judged]) {
         let steps: Vec<u64> = judged.iter().map(Judged::makespan_ns).collect();
         self.p95_ns.insert(*candidate, Objective::P95.of(&steps));
-        let plan = candidate.ranked(order, summary(judged));
+        let plan = candidate.ranked(input, summary(judged));
         let ns = self.value_ns(&plan);
         let place = self.ranked.partition_point(|other| self.value_ns(other) <= ns);
         self.ranked.insert(place, plan);

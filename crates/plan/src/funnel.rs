@@ -169,7 +169,7 @@ pub(crate) fn judge(
             let front = std::mem::replace(&mut judged, left).into_iter().chain(other).collect();
             let fitting = rest_of_batches(input, models, front, batches, found)?;
             for one in fitting_run(input, models, fitting, run.as_ref(), found)? {
-                found.insert(&one.contender.candidate, input.order, &one.judged);
+                found.insert(&one.contender.candidate, input, &one.judged);
             }
             if size <= WHOLE_SAMPLES_MAX {
                 polish(input, models, batches, found)?;
@@ -420,7 +420,7 @@ fn polish(
         let first = searched.remove(&candidate);
         if let Ok(judged) = searched_whole(input, models, &candidate, batches, first)? {
             found.ranked.remove(at);
-            found.insert(&candidate, input.order, &judged);
+            found.insert(&candidate, input, &judged);
         }
     }
     Ok(())
@@ -481,7 +481,7 @@ fn promote(
     let first = searched.remove(&front);
     if let Ok(judged) = searched_whole(input, models, &front, batches, first)? {
         found.ranked.retain(|plan| Candidate::from(plan) != front);
-        found.insert(&front, input.order, &judged);
+        found.insert(&front, input, &judged);
         return Ok(Some(front));
     }
     Ok(None)

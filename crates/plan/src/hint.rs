@@ -36,9 +36,12 @@ impl Outcome {
             Rejection::ChunksExceedLayers { layers, .. } => {
                 Some(format!("ask for fewer chunks (`--only llm.interleave`): the stages of all ranks are {layers} at most"))
             }
-            Rejection::FullExceedsStage { component, layers, .. } => Some(format!(
-                "ask for `{component}.recompute=full:{layers}` or fewer layers (`--only`), for `full`, or for fewer stages"
-            )),
+            Rejection::RecomputeExceedsStage { component, mode, layers } => {
+                let all = mode.of_first();
+                Some(format!(
+                    "ask for `{component}.recompute={all}:{layers}` or fewer layers (`--only`), for `{all}`, or for fewer stages"
+                ))
+            }
             Rejection::StagesExceedLayers { .. } => {
                 Some("raise `global_batch_size`, so that the ranks can be LLM replicas".to_owned())
             }
@@ -63,7 +66,7 @@ impl Outcome {
             Rejection::TooFewSamples { .. } => (1, 0),
             Rejection::StagesExceedLayers { .. }
             | Rejection::ChunksExceedLayers { .. }
-            | Rejection::FullExceedsStage { .. }
+            | Rejection::RecomputeExceedsStage { .. }
             | Rejection::TiedStages { .. }
             | Rejection::GroupAcrossNodes { .. } => (2, 0),
             Rejection::Bound | Rejection::Estimate => (3, 0),
@@ -93,7 +96,7 @@ impl Outcome {
             Some(
                 Rejection::StagesExceedLayers { layers, .. } | Rejection::ChunksExceedLayers { layers, .. },
             ) => format!("the model's {layers} layers"),
-            Some(Rejection::FullExceedsStage { layers, .. }) => format!("the {layers} layers of a stage"),
+            Some(Rejection::RecomputeExceedsStage { layers, .. }) => format!("the {layers} layers of a stage"),
             Some(Rejection::GroupAcrossNodes { ranks_per_node }) => {
                 of("cluster.ranks_per_node", (*ranks_per_node).into())
             }

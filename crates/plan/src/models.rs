@@ -5,10 +5,10 @@ use crate::error::PlanError;
 use crate::input::SearchInput;
 use crate::space::Candidate;
 use dflop_cost::{ComponentSettings, CostModel, CostSettings};
-use dflop_step::tensor_degrees;
+use dflop_step::{Eased, tensor_degrees};
 use dflop_types::{Recomputation, Recompute};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Up to so many ranks, components with different modes of recomputation are tried where nobody asks for them. On more ranks
 /// they would take half as long again as the rest of the search, and a rank has memory to spare: states are cut over all.
@@ -59,6 +59,8 @@ fn pairs(asked: Recomputation) -> Vec<Recomputation> {
 #[derive(Debug, Clone)]
 pub(crate) struct Models {
     by_way: BTreeMap<Way, Arc<CostModel>>,
+    /// For each pair of tensor degrees the models that microbatches of colocated ranks may take; made when first asked for.
+    eased: BTreeMap<[u32; 2], OnceLock<Eased>>,
     /// Tensor degrees of encoder and LLM backbone: each pair for which there is a model.
     degrees: Vec<[u32; 2]>,
     modes: Vec<Recomputation>,
@@ -130,7 +132,8 @@ impl Models {
             }
             degrees.push(pair);
         }
-        Ok(Self { by_way, degrees, modes })
+        let eased = by_way.keys().map(|way| ([way.encoder.0, way.llm.0], OnceLock::new())).collect();
+        Ok(Self { by_way, eased, degrees, modes })
     }
 
     /// The modes of recomputation for which there is a model. `Recomputation::NONE` comes first; each stands behind those
@@ -167,6 +170,20 @@ impl Models {
     /// The model of a candidate. If its way was not measured, the model of the plain way.
     pub(crate) fn of(&self, candidate: &Candidate) -> &Arc<CostModel> {
         self.by_way.get(&Way::from(candidate)).unwrap_or_else(|| self.plain())
+    }
+
+    /// The models that recompute less than `candidate` may.
+    pub(crate) fn eased(&self, input: &SearchInput<'_>, candidate: &Candidate) -> Eased {
+        let way = Way::from(candidate);
+        let of = |(tensor_parallel_degree, recompute)| ComponentSettings { tensor_parallel_degree, recompute };
+        let settings = CostSettings { encoder: of(way.encoder), llm: of(way.llm), trained: input.trained };
+        let all = self.eased.get(&[way.encoder.0, way.llm.0]).map(|known| {
+            known.get_or_init(|| {
+                Eased::of(input.model_profile, &settings)
+                    .with_ranks_per_node(input.cluster.ranks_per_node)
+            })
+        });
+        all.map(|all| all.below(candidate.recompute)).unwrap_or_default()
     }
 
     /// The model of layers cut over so many ranks, in these modes of recomputation; `None` if that was not measured.

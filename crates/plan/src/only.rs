@@ -203,6 +203,11 @@ impl Only {
     }
 
     /// Whether candidates may use these modes of recomputation.
+    /// Whether a mode of recomputation is asked for.
+    pub(crate) const fn names_modes(&self) -> bool {
+        self.encoder_recompute.is_some() || self.llm_recompute.is_some()
+    }
+
     pub(crate) fn has_modes(&self, recompute: Recomputation) -> bool {
         self.encoder_recompute.is_none_or(|wanted| wanted == recompute.encoder)
             && self.llm_recompute.is_none_or(|wanted| wanted == recompute.llm)
@@ -246,7 +251,7 @@ mod tests {
         assert_eq!(error("zero=4"), "`zero=4`: must be 0, 1, 2 or 3");
         assert_eq!(
             error("llm.recompute=full:0"),
-            "`llm.recompute=full:0`: must be `none`, `selective`, `full`, or `full:K` with a whole number K of 1 or more"
+            "`llm.recompute=full:0`: must be `none`, `selective`, `full`, or `selective:K` or `full:K` with a whole number K of 1 or more"
         );
         assert_eq!(error("llm.pp=0"), "`llm.pp=0`: must be a whole number of 1 or more");
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");

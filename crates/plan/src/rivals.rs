@@ -173,7 +173,7 @@ fn fastest(
         arms.iter().flat_map(|&arm| candidates.iter().map(move |&candidate| (candidate, arm))).collect()
     };
     let step = |candidate: &Candidate, arm: Arm, is_whole: bool| -> Result<Option<Timed>, PlanError> {
-        let scheduler = candidate.scheduler(input, models)?;
+        let scheduler = candidate.scheduler_of_others(input, models)?;
         let (mut sum, num_sampled) = (0, batches.sampled.len());
         for (at, (step, batch)) in batches.all().enumerate() {
             match scheduler.schedule_until(step, batch, arm, &|| !is_whole || (input.halt)()) {
@@ -212,7 +212,7 @@ fn fastest(
         return Ok(Rival { is_of_others, ..none(name) });
     };
     // Idle time is asked of the winner alone, whose schedules are made once more for it.
-    let scheduler = candidate.scheduler(input, models)?;
+    let scheduler = candidate.scheduler_of_others(input, models)?;
     let is_whole = searches(arm) && has_whole;
     let mut idle = 0.0;
     for (step, batch) in (0..).zip(batches.sampled) {

@@ -53,7 +53,7 @@ impl EachLayer {
         let mode = model.settings().llm.recompute;
         let stage = |num_layers| of(StageLayers { num_layers, ..LAYER });
         let of_first = stage(1);
-        let of_other = match mode.full_layers_wanted() {
+        let of_other = match mode.first_layers_wanted() {
             0 => of_first,
             // The border of a stage counts once, as in a stage of one layer.
             first => (stage(first + 1) + stage(0)).saturating_sub(stage(first)),
@@ -63,9 +63,9 @@ impl EachLayer {
 
     /// Of all layers of a stage.
     fn of_stage(&self, num_layers: u32) -> u64 {
-        let num_first = match self.mode.full_layers_wanted() {
+        let num_first = match self.mode.first_layers_wanted() {
             0 => num_layers,
-            _ => self.mode.full_layers(num_layers),
+            _ => self.mode.first_layers(num_layers),
         };
         let of = |one: u64, count: u32| one.saturating_mul(count.into());
         of(self.of_first, num_first).saturating_add(of(self.of_other, num_layers - num_first))

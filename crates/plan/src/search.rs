@@ -241,7 +241,7 @@ fn judge_one(
         None => {}
     }
     found.num_judged += 1;
-    found.insert(&contender.candidate, input.order, &judged);
+    found.insert(&contender.candidate, input, &judged);
     Ok(None)
 }
 

@@ -71,6 +71,7 @@ fn ranked(dp: u32, step_ns_mean: u64) -> RankedPlan {
         num_microbatches: 16,
         pipeline_order: PipelineOrder::OneFOneB,
         recompute: Recomputation::NONE,
+        is_eased: false,
         prediction: PlanPrediction {
             step_ns_mean,
             step_ns_half_width: step_ns_mean / 20,

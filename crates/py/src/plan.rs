@@ -317,6 +317,12 @@ impl Schedule {
         Ok(shares.iter().map(|s| (s.sample.0, s.parts.map(|parts| (parts.first, parts.count)))).collect())
     }
 
+    /// What a replica of a colocated layout recomputes in a microbatch: of the encoder, and of the LLM backbone.
+    fn recompute(&self, microbatch: usize, replica: usize) -> Option<(String, String)> {
+        let found = self.0.recompute.get(microbatch)?.get(replica)?;
+        Some((found.encoder.to_string(), found.llm.to_string()))
+    }
+
     /// The actions of a tensor group in this step; none where it follows the pipeline order of the plan.
     fn actions(&self, group: usize) -> Option<Vec<Action>> {
         self.0.actions.get(group).map(|list| list.iter().map(Action::from).collect())

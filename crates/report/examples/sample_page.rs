@@ -435,6 +435,7 @@ fn plan() -> Plan {
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
         recompute: Recomputation::NONE,
+        is_eased: false,
         prediction: PlanPrediction {
             step_ns_mean: (step_ms * 1e6) as u64,
             step_ns_half_width: (step_ms * 8e3) as u64,

@@ -56,7 +56,7 @@ impl StepScheduler {
         };
         let stage_ns = |stage: &StageLayers| -> Vec<u64> {
             let of_sample = |&s: &SampleIndex| {
-                let ns = self.model.sample_stage_ns(self.shape(s), typical, *stage);
+                let ns = self.balanced_model().sample_stage_ns(self.shape(s), typical, *stage);
                 self.corrected(LLM, s, ns)
             };
             batch.iter().map(of_sample).collect()
@@ -76,7 +76,7 @@ impl StepScheduler {
         let busiest = self.busiest_encoder_stage(batch, typical);
         let encoder_ns: Vec<u64> = batch
             .iter()
-            .map(|&s| self.model.sample_encoder_stage_ns(self.shape(s), typical, busiest))
+            .map(|&s| self.balanced_model().sample_encoder_stage_ns(self.shape(s), typical, busiest))
             .collect();
         let part_ns = batch
             .iter()
@@ -104,7 +104,7 @@ impl StepScheduler {
     /// The encoder stage on which all samples of a batch together take longest.
     fn busiest_encoder_stage(&self, batch: &[SampleIndex], typical: Typical) -> EncoderLayers {
         let sum_ns = |stage: &EncoderLayers| -> u128 {
-            let ns = |&s| u128::from(self.model.sample_encoder_stage_ns(self.shape(s), typical, *stage));
+            let ns = |&s| u128::from(self.balanced_model().sample_encoder_stage_ns(self.shape(s), typical, *stage));
             batch.iter().map(ns).sum()
         };
         match self.encoder_stages[..] {

@@ -3,7 +3,7 @@
 use dflop_cost::CostError;
 use dflop_schedule::BalanceError;
 use dflop_sim::SimError;
-use dflop_types::{Component, Hint, LayerCut, Layout, PipelineOrder, SampleIndex};
+use dflop_types::{Recompute, Component, Hint, LayerCut, Layout, PipelineOrder, SampleIndex};
 use thiserror::Error;
 
 /// The name of a component in error texts.
@@ -123,15 +123,15 @@ pub enum StepError {
         /// Layers there are.
         layers: u32,
     },
-    /// More layers of a stage shall recompute everything than any stage has.
+    /// More layers of a stage shall recompute than any stage has.
     #[error(
-        "{component} recompute `full:{wanted}` exceeds the {layers} layers that a stage of the {} has at most", part_name(*component)
+        "{component} recompute `{mode}` exceeds the {layers} layers that a stage of the {} has at most", part_name(*component)
     )]
-    FullExceedsStage {
+    RecomputeExceedsStage {
         /// Whose layers.
         component: Component,
-        /// Layers of each stage that shall recompute everything.
-        wanted: u32,
+        /// The mode asked for, with the number of its layers.
+        mode: Recompute,
         /// Layers of the largest stage.
         layers: u32,
     },
@@ -319,7 +319,7 @@ impl Hint for StepError {
             | Self::Interleave { .. }
             | Self::CutLayers { .. }
             | Self::TensorDegree { .. }
-            | Self::FullExceedsStage { .. }
+            | Self::RecomputeExceedsStage { .. }
             | Self::StagesExceedLayers { .. } => "make the plan anew with `dflop plan`",
             Self::TiedStages { .. } => {
                 "make the plan anew with `dflop plan`, or set `tie_word_embeddings` to false in `config.json`"

@@ -3,11 +3,15 @@
 
 use crate::adapt::adjustment::{Adjusted, Adjustment};
 use crate::arm::{Arm, Method};
+use crate::colocated::easing::Eased;
+use crate::colocated::memory::recomputed;
 use crate::error::StepError;
 use crate::giants::{GiantPolicy, GiantRule};
 use crate::settings::StepSettings;
 use dflop_cost::{CostModel, CostSettings, EncoderLayers, StageLayers};
-use dflop_types::{Component, DataProfile, ModelProfile, Plan, SampleIndex, SampleShape, Schedule};
+use dflop_types::{
+    Component, DataProfile, ModelProfile, Plan, Recomputation, SampleIndex, SampleShape, Schedule,
+};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -25,6 +29,8 @@ pub struct StepScheduler {
     /// The same settings with each tensor group as one rank. The rest of the crate schedules these ranks.
     pub(crate) settings: StepSettings,
     pub(crate) model: Arc<CostModel>,
+    /// Models that recompute less, which the microbatches of colocated ranks take where memory allows it.
+    pub(crate) eased: Eased,
     pub(crate) shapes: Arc<[SampleShape]>,
     pub(crate) encoder_stages: Vec<EncoderLayers>,
     pub(crate) stages: Vec<StageLayers>,
@@ -52,7 +58,7 @@ impl StepScheduler {
     /// A scheduler for `settings`. `shapes` are the shapes of all samples of the data profile, by sample index.
     ///
     /// # Errors
-    /// As [`StepSettings::stages`] and [`StepSettings::encoder_stages`]; [`StepError::FullExceedsStage`].
+    /// As [`StepSettings::stages`] and [`StepSettings::encoder_stages`]; [`StepError::RecomputeExceedsStage`].
     pub fn new(
         settings: StepSettings,
         model: impl Into<Arc<CostModel>>,
@@ -69,15 +75,16 @@ impl StepScheduler {
         for (component, layers) in largest {
             let of =
                 if component == Component::Llm { model.settings().llm } else { model.settings().encoder };
-            let (wanted, layers) = (of.recompute.full_layers_wanted(), layers.unwrap_or(0));
-            if wanted > layers {
-                return Err(StepError::FullExceedsStage { component, wanted, layers });
+            let (mode, layers) = (of.recompute, layers.unwrap_or(0));
+            if mode.first_layers_wanted() > layers {
+                return Err(StepError::RecomputeExceedsStage { component, mode, layers });
             }
         }
         Ok(Self {
             asked: settings,
             settings: settings.by_group(),
             model,
+            eased: Eased::default(),
             shapes,
             encoder_stages,
             stages,
@@ -106,7 +113,25 @@ impl StepScheduler {
         let shapes: Vec<SampleShape> = data.samples.iter().map(|sample| sample.shape.clone()).collect();
         let cost = CostSettings { trained: plan.trained, ..CostSettings::default() };
         let cost = cost.recomputing(plan.best.recompute).in_layout(&plan.best.layout);
-        Self::new(settings, CostModel::with(model, &cost)?, shapes, seed)
+        let scheduler = Self::new(settings, CostModel::with(model, &cost)?, shapes, seed)?;
+        if plan.best.is_eased { Ok(scheduler.with_eased(&Eased::of(model, &cost))) } else { Ok(scheduler) }
+    }
+
+    /// The same scheduler, of whose microbatches each recomputes only as much as its memory asks for, and at most what the model
+    /// of the scheduler recomputes. That is so on colocated ranks under a memory budget; elsewhere nothing changes.
+    #[must_use]
+    pub fn with_eased(mut self, eased: &Eased) -> Self {
+        if self.settings.layout.is_colocated() && self.settings.memory_budget_bytes.is_some() {
+            let of = self.model.settings();
+            self.eased =
+                eased.below(Recomputation { encoder: of.encoder.recompute, llm: of.llm.recompute });
+        }
+        self
+    }
+
+    /// The model by whose times samples are balanced: that which recomputes least.
+    pub(crate) fn balanced_model(&self) -> &CostModel {
+        self.eased.least().unwrap_or(&self.model)
     }
 
     /// The same scheduler under a rule for giants. Global batches need the rule too
@@ -210,7 +235,8 @@ impl StepScheduler {
         }
         if self.settings.layout.is_colocated() {
             // A colocated rank has one microbatch in flight, so no arm can run ahead.
-            return self.colocated(step, batch, arm.method, halt);
+            let schedule = self.colocated(step, batch, arm.method, halt)?;
+            return Ok(Schedule { recompute: recomputed(self, &schedule), ..schedule });
         }
         let costs = || self.costs(batch);
         let placed = match arm.method {

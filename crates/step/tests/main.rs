@@ -5,6 +5,7 @@
 mod adapt;
 mod arms;
 mod colocated;
+mod eased;
 #[path = "../../sim/tests/common/mod.rs"]
 mod common;
 mod encoder_stages;

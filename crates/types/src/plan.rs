@@ -5,7 +5,7 @@ use crate::component::{Component, Zero};
 use crate::layout::Layout;
 use crate::number::{counted, memory_size};
 use crate::recipe::Trained;
-use crate::recomputation::Recomputation;
+use crate::recomputation::{Recomputation, Recompute};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -139,6 +139,9 @@ pub struct RankedPlan {
     /// What the layers of each component recompute in the backward.
     #[serde(default, skip_serializing_if = "crate::layout::is_default")]
     pub recompute: Recomputation,
+    /// Whether each microbatch recomputes only as much as its memory asks for, and `recompute` is the most that any does.
+    #[serde(default, skip_serializing_if = "crate::layout::is_default")]
+    pub is_eased: bool,
     /// What it is expected to do.
     pub prediction: PlanPrediction,
 }
@@ -166,12 +169,12 @@ pub enum Rejection {
         /// Layers there are.
         layers: u32,
     },
-    /// More layers of each stage shall recompute everything than any stage has.
-    FullExceedsStage {
+    /// More layers of each stage shall recompute than any stage has.
+    RecomputeExceedsStage {
         /// Whose layers.
         component: Component,
-        /// Layers asked for.
-        wanted: u32,
+        /// The mode asked for, with the number of its layers.
+        mode: Recompute,
         /// Layers of the largest stage.
         layers: u32,
     },
@@ -225,9 +228,9 @@ impl fmt::Display for Rejection {
             Self::ChunksExceedLayers { pp, chunks, layers } => {
                 write!(f, "llm pp {pp} x interleave {chunks} exceeds the {layers} layers of the LLM backbone")
             }
-            Self::FullExceedsStage { component, wanted, layers } => write!(
+            Self::RecomputeExceedsStage { component, mode, layers } => write!(
                 f,
-                "{component} recompute `full:{wanted}` exceeds the {layers} layers that a stage has at most"
+                "{component} recompute `{mode}` exceeds the {layers} layers that a stage has at most"
             ),
             Self::TiedStages { stages } => write!(
                 f,
@@ -287,6 +290,7 @@ impl RankedPlan {
     ///     num_microbatches: 4,
     ///     pipeline_order: PipelineOrder::OneFOneB,
     ///     recompute: Recomputation::both(Recompute::Full),
+    ///     is_eased: false,
     ///     prediction: PlanPrediction::default(),
     /// };
     /// assert_eq!(

@@ -12,12 +12,13 @@ use thiserror::Error;
 /// ```
 /// use dflop_types::Recompute;
 /// let first: Recompute = "full:12".parse().unwrap();
-/// assert_eq!(first.full_layers(28), 12);
-/// assert_eq!(first.full_layers(9), 9);
+/// assert_eq!(first.first_layers(28), 12);
+/// assert_eq!(first.first_layers(9), 9);
 /// assert!(Recompute::Selective < first && first < Recompute::Full);
+/// assert!("selective:12".parse::<Recompute>().unwrap() < Recompute::Selective);
 /// assert_eq!(
 ///     "full:0".parse::<Recompute>().unwrap_err().to_string(),
-///     "`full:0`: must be `none`, `selective`, `full`, or `full:K` with a whole number K of 1 or more"
+///     "`full:0`: must be `none`, `selective`, `full`, or `selective:K` or `full:K` with a whole number K of 1 or more"
 /// );
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -26,6 +27,8 @@ pub enum Recompute {
     /// Nothing: all activations are kept.
     #[default]
     None,
+    /// Of each stage so many layers, its first ones, as in [`Recompute::Selective`]; its others keep everything.
+    SelectiveOf(NonZeroU32),
     /// All but the outputs of matrix products and attention.
     Selective,
     /// Of each stage so many layers, its first ones, as in [`Recompute::Full`]; its others as in [`Recompute::Selective`].
@@ -44,28 +47,34 @@ impl Recompute {
         NonZeroU32::new(num_layers).map_or(Self::Selective, Self::FullOf)
     }
 
-    /// How many of the layers of a stage recompute everything: its first ones.
-    pub const fn full_layers(self, num_layers: u32) -> u32 {
-        match self {
-            Self::None | Self::Selective => 0,
-            Self::FullOf(first) if first.get() < num_layers => first.get(),
-            Self::FullOf(_) | Self::Full => num_layers,
-        }
+    /// How many of the layers of a stage, its first ones, recompute more than its others; 0 where all layers do the same.
+    pub fn first_layers(self, num_layers: u32) -> u32 {
+        self.first_layers_wanted().min(num_layers)
     }
 
-    /// The layers of each stage that are asked to recompute everything beside others that do not; 0 where all layers do the
-    /// same.
-    pub const fn full_layers_wanted(self) -> u32 {
+    /// The layers of each stage that are asked to recompute more than its others; 0 where all layers do the same.
+    pub const fn first_layers_wanted(self) -> u32 {
         match self {
-            Self::FullOf(first) => first.get(),
+            Self::SelectiveOf(first) | Self::FullOf(first) => first.get(),
             _ => 0,
         }
     }
 
-    /// What the layers of a stage do that are not among those which recompute everything.
+    /// What the first layers of a stage do.
+    #[must_use]
+    pub const fn of_first(self) -> Self {
+        match self {
+            Self::SelectiveOf(_) => Self::Selective,
+            Self::FullOf(_) => Self::Full,
+            of_all => of_all,
+        }
+    }
+
+    /// What the layers of a stage do that are not among its first ones.
     #[must_use]
     pub const fn of_rest(self) -> Self {
         match self {
+            Self::SelectiveOf(_) => Self::None,
             Self::FullOf(_) => Self::Selective,
             of_all => of_all,
         }
@@ -77,6 +86,7 @@ impl fmt::Display for Recompute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => f.pad("none"),
+            Self::SelectiveOf(num_layers) => f.pad(&format!("selective:{num_layers}")),
             Self::Selective => f.pad("selective"),
             Self::FullOf(num_layers) => f.pad(&format!("full:{num_layers}")),
             Self::Full => f.pad("full"),
@@ -90,7 +100,8 @@ impl fmt::Display for Recompute {
 pub struct ParseRecomputeError(String);
 
 /// What a mode may be.
-const MODES: &str = "`none`, `selective`, `full`, or `full:K` with a whole number K of 1 or more";
+const MODES: &str =
+    "`none`, `selective`, `full`, or `selective:K` or `full:K` with a whole number K of 1 or more";
 
 impl ParseRecomputeError {
     /// The rule, without the text that breaks it.
@@ -102,7 +113,15 @@ impl FromStr for Recompute {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let of_all = Self::ALL.into_iter().find(|mode| mode.to_string() == text);
-        let of_first = || text.strip_prefix("full:")?.parse().ok().map(Self::FullOf);
+        let of_first = || {
+            let (mode, num_layers) = text.split_once(':')?;
+            let num_layers = num_layers.parse().ok()?;
+            match mode {
+                "selective" => Some(Self::SelectiveOf(num_layers)),
+                "full" => Some(Self::FullOf(num_layers)),
+                _ => None,
+            }
+        };
         of_all.or_else(of_first).ok_or_else(|| ParseRecomputeError(text.to_owned()))
     }
 }
@@ -189,7 +208,7 @@ impl fmt::Display for Recomputation {
 #[derive(Serialize, Deserialize)]
 #[serde(
     untagged,
-    expecting = "must be `none`, `selective`, `full` or `full:K` (K layers of each stage, 1 or more), or an object with one of them as `encoder` and one as `llm`"
+    expecting = "must be `none`, `selective`, `full`, `selective:K` or `full:K` (K layers of each stage, 1 or more), or an object with one of them as `encoder` and one as `llm`"
 )]
 enum Written {
     Both(Recompute),
@@ -233,7 +252,8 @@ mod tests {
             r#""full:-1""#,
             r#""full:""#,
             r#""full:1.5""#,
-            r#""selective:2""#,
+            r#""selective:0""#,
+            r#""none:2""#,
             r#"{"encoder":"full"}"#,
             r#"{"encoder":"full","llm":"some"}"#,
         ] {
@@ -270,7 +290,7 @@ mod tests {
         }
         assert!(of(1_000).is_at_most(Recomputation::both(Recompute::Full)));
         let layers = [Recompute::None, Recompute::Selective, Recompute::full_of(5), Recompute::Full];
-        assert_eq!(layers.map(|mode| mode.full_layers(7)), [0, 0, 5, 7]);
-        assert_eq!(layers.map(|mode| mode.full_layers(3)), [0, 0, 3, 3]);
+        assert_eq!(layers.map(|mode| mode.first_layers(7)), [0, 0, 5, 0]);
+        assert_eq!(layers.map(|mode| mode.first_layers(3)), [0, 0, 3, 0]);
     }
 }

@@ -1,6 +1,7 @@
 //! The schedule of one global batch: which samples form which microbatch on which replica, in order.
 
 use crate::index::SampleIndex;
+use crate::recomputation::Recomputation;
 use crate::shape::PartRange;
 use crate::timeline::Action;
 use serde::{Deserialize, Serialize};
@@ -70,6 +71,10 @@ pub struct Schedule {
     /// the plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub actions: Vec<Vec<Action>>,
+    /// What the rank of each replica recomputes in `[microbatch][replica]` of a colocated layout; empty where every microbatch
+    /// recomputes what the plan says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recompute: Vec<Vec<Recomputation>>,
     /// Samples that take more memory than a microbatch may take while others are in flight. `actions` lets the
     /// pipeline run empty around them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -161,6 +166,8 @@ impl Schedule {
                 .collect();
         }
         changed.giants.retain(|sample| !instead.contains_key(sample));
+        // What comes may need more memory than what is taken out. What the plan recomputes is enough for any sample.
+        changed.recompute.clear();
         Self { label_tokens, ..changed }
     }
 
@@ -231,7 +238,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// SHA-256 of step, samples, their places and the actions of every rank, in lower-case hexadecimal: equal on all ranks, or training
+    /// SHA-256 of step, samples, their places, what is recomputed and the actions of every rank, in lower-case hexadecimal: equal on all ranks, or training
     /// stops. Predictions take no part.
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();
@@ -251,6 +258,12 @@ impl Schedule {
                 hash.update(action.stage.0.to_le_bytes());
                 hash.update([action.kind as u8]);
                 hash.update(action.microbatch.to_le_bytes());
+            }
+        }
+        for of_replica in &self.recompute {
+            for mode in of_replica {
+                hash.update(mode.encoder.to_string());
+                hash.update(mode.llm.to_string());
             }
         }
         crate::artifact::hex(&hash.finalize())
@@ -300,6 +313,7 @@ mod tests {
             llm: vec![vec![vec![s(4), s(0)]], vec![vec![s(2)]]],
             encoder: vec![vec![vec![EncoderShare::whole(s(4))]], vec![vec![]]],
             actions: Vec::new(),
+            recompute: Vec::new(),
             giants: Vec::new(),
             was_stopped: false,
             label_tokens: 9,

@@ -273,6 +273,7 @@ fn a_plan_of_more_ranks_than_there_are_is_refused() {
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
         recompute: Recomputation::NONE,
+        is_eased: false,
         prediction: PlanPrediction::default(),
     };
     let problems = |best, runner_up| {
@@ -315,6 +316,7 @@ fn layouts_that_cannot_be_are_refused_by_field() {
             num_microbatches: 2,
             pipeline_order: PipelineOrder::OneFOneB,
             recompute: Recomputation::both(Recompute::Full),
+            is_eased: false,
             prediction: PlanPrediction::default(),
         },
         ways: Vec::new(),
@@ -334,7 +336,7 @@ fn layouts_that_cannot_be_are_refused_by_field() {
     assert_eq!(parse::<Plan>(Path::new("plan.json"), &text).unwrap(), unequal);
     let wrong = text.replace(r#""llm":"full"}"#, r#""llm":"most"}"#);
     let message = parse::<Plan>(Path::new("plan.json"), &wrong).unwrap_err().to_string();
-    assert!(message.contains("best.recompute: must be `none`, `selective`, `full` or `full:K`"), "{message}");
+    assert!(message.contains("best.recompute: must be `none`, `selective`, `full`, `selective:K` or `full:K`"), "{message}");
     let problems = |layout| plan_of(layout).problems();
     let apart = ComponentLayout { tp: 1, pp: 2, dp: 6 };
     assert_eq!(

@@ -318,7 +318,7 @@ class Plan:
     shard_ranks: int | None
     """Over how many consecutive replicas that is cut; None: over all replicas of a component."""
     encoder_recompute: str
-    """What the encoder's layers recompute: `none`, `selective`, `full` or `full:K`, K layers of a stage."""
+    """What the encoder's layers recompute: `none`, `selective`, `full`, or `selective:K` or `full:K`, K layers of a stage."""
     llm_recompute: str
     """What the LLM backbone's layers recompute in the backward, as `encoder_recompute`."""
     def coordinates(self, rank: int) -> tuple[Literal["encoder", "llm", "both"], int, int]:
@@ -380,6 +380,8 @@ class Schedule:
         """(sample, parts) of each share; parts are (first, count), None: all of the sample."""
     def actions(self, group: int) -> list[Action] | None:
         """The actions of a tensor group (`Plan.group`); None: those of the plan's pipeline order."""
+    def recompute(self, microbatch: int, replica: int) -> tuple[str, str] | None:
+        """What encoder and LLM backbone recompute in a microbatch of a colocated layout; None: what the plan says."""
     def digest(self) -> str: ...
 
 @final

@@ -2,6 +2,7 @@
 
 none        all is kept
 selective   outputs of matrix products and attention are kept, the rest is computed again
+selective:K the first K layers of a stage as in `selective`, its others keep all
 full        the input of the layer is kept
 full:K      the first K layers of a stage as in `full`, its others as in `selective`
 """
@@ -128,8 +129,8 @@ def modes_of(mode: str, num_layers: int) -> list[str]:
     """What each layer of a stage recomputes.
 
     Args:
-        mode: One of `MODES`, or `full:K` with a whole number K of 1 or more.
-        num_layers: Of the stage; where it has fewer than K, all of them are `full`.
+        mode: One of `MODES`, or `selective:K` or `full:K` with a whole number K of 1 or more.
+        num_layers: Of the stage; where it has fewer than K, all of them recompute so.
 
     Returns:
         One of `MODES` for each layer, in their order.
@@ -140,12 +141,16 @@ def modes_of(mode: str, num_layers: int) -> list[str]:
     if mode in MODES:
         return [mode] * num_layers
     name, _, number = mode.partition(":")
-    if name != FULL or not number.isdecimal() or int(number) < 1:
+    of_rest = {SELECTIVE: NONE, FULL: SELECTIVE}.get(name)
+    if of_rest is None or not number.isdecimal() or int(number) < 1:
         known = ", ".join(f"`{name}`" for name in MODES)
-        message = f"`{mode}` is no way to recompute, known are {known} and `full:K` for K layers, 1 or more"
+        message = (
+            f"`{mode}` is no way to recompute, known are {known}, and `selective:K` and `full:K` for K layers,"
+            " 1 or more"
+        )
         raise ValueError(message)
-    num_full = min(int(number), num_layers)
-    return [FULL] * num_full + [SELECTIVE] * (num_layers - num_full)
+    num_first = min(int(number), num_layers)
+    return [name] * num_first + [of_rest] * (num_layers - num_first)
 
 
 @contextmanager

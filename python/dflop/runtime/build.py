@@ -5,21 +5,18 @@ adapter -> memory -> values (train.init: read from model.dir, or drawn) -> what 
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from dflop.models.adapters import add_adapters
 from dflop.models.load import Weights
 from dflop.models.recipes import freeze, trains_tower
-from dflop.models.recompute import recomputing
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
-from dflop.parallel.shard import layers_of
 from dflop.runtime.progress import say
 from dflop.runtime.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import torch
     from torch import nn
@@ -117,7 +114,8 @@ def stages_of(
     Returns:
         Ready for the first step.
     """
-    last, last_encoder = mesh.plan.num_stages - 1, mesh.plan.encoder_stages - 1
+    plan = mesh.plan
+    last, last_encoder = plan.num_stages - 1, plan.encoder_stages - 1
     return {
         stage: Stage(
             piece,
@@ -126,25 +124,7 @@ def stages_of(
             gradients.nothing(stage),
             gives_features=stage == last_encoder,
             needs_gradient=not mesh.is_encoder_stage(stage) or trains_tower(recipe),
+            recompute=plan.encoder_recompute if mesh.is_encoder_stage(stage) else plan.llm_recompute,
         )
         for stage, piece in pieces.items()
     }
-
-
-@contextmanager
-def recomputing_pieces(pieces: Mapping[int, nn.Module], mesh: Mesh) -> Iterator[None]:
-    """Makes the layers of each piece recompute what the plan says of its component.
-
-    Args:
-        pieces: Of this rank, by stage.
-        mesh: This rank's coordinates.
-
-    Yields:
-        Nothing; inside, the layers' forwards are wrapped.
-    """
-    plan = mesh.plan
-    with ExitStack() as stack:
-        for stage, piece in pieces.items():
-            mode = plan.encoder_recompute if mesh.is_encoder_stage(stage) else plan.llm_recompute
-            stack.enter_context(recomputing(layers_of(piece), mode))
-        yield

@@ -226,6 +226,7 @@ class RehearsedStage(Stage):
         incoming_RD: torch.Tensor | None,
         label_tokens: int,
         is_split: bool = False,
+        recompute: str | None = None,
     ) -> torch.Tensor | None:
         """Issues the forward, which takes its predicted time.
 
@@ -235,11 +236,12 @@ class RehearsedStage(Stage):
             incoming_RD: Time stamps; not used.
             label_tokens: Not used.
             is_split: Not used.
+            recompute: Not used.
 
         Returns:
             A time stamp for each message that leaves; none where none leaves.
         """
-        del batch, incoming_RD, label_tokens, is_split
+        del batch, incoming_RD, label_tokens, is_split, recompute
         return self._act("F", microbatch)
 
     def backward(self, microbatch: int, gradient_RD: torch.Tensor | None) -> torch.Tensor | None:

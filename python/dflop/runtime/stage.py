@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from dflop.models.adapter import EncoderInput, LlmInput
+from dflop.models.recompute import NONE, recomputing
 from dflop.models.split_backward import BackwardSplitter, WeightQueue
+from dflop.parallel.shard import layers_of
 from dflop.runtime.losses import sums_by_sample
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class Stage:
         *,
         gives_features: bool = True,
         needs_gradient: bool = True,
+        recompute: str = NONE,
     ) -> None:
         """No microbatch is in flight.
 
@@ -84,11 +87,15 @@ class Stage:
             gives_features: Whether it is the last stage of the encoder; not used in the LLM.
             needs_gradient: Whether anything before this stage trains. If not, what goes back is one row of
                 zeros, as `boundary.stage_transfers` has it.
+            recompute: What the layers recompute, as `recompute.modes_of` has it, in microbatches that say nothing
+                else.
         """
         self.module = module
         self._gives_features = gives_features
         self._needs_gradient = needs_gradient
         self._nothing = nothing
+        self._recompute = recompute
+        self._layers = layers_of(module)
         self._is_last = is_last
         self._device = device
         self._splitter = BackwardSplitter(module)
@@ -130,6 +137,7 @@ class Stage:
         incoming_RD: torch.Tensor | None,
         label_tokens: int,
         is_split: bool = False,
+        recompute: str | None = None,
     ) -> torch.Tensor | None:
         """Runs the stage on one microbatch; under `torch.no_grad` nothing is kept for a backward.
 
@@ -139,6 +147,7 @@ class Stage:
             incoming_RD: What came from the stage above, [R, D], on the device; none for the encoder's first.
             label_tokens: Of the whole global batch, at least 1.
             is_split: Whether its backward will run as I and W.
+            recompute: What the layers recompute in this microbatch; none: what the stage was made with.
 
         Returns:
             What leaves this stage, [R, D], detached; none from the last stage of the LLM.
@@ -148,7 +157,9 @@ class Stage:
         """
         if incoming_RD is not None:
             incoming_RD.requires_grad_(self._needs_gradient)
-        with self._splitting(is_split):
+        # The backward runs what the forward noted: the layers are changed for the forward alone.
+        mode = NONE if not torch.is_grad_enabled() else recompute or self._recompute
+        with self._splitting(is_split), recomputing(self._layers, mode):
             moved = self._moved(batch)
             outgoing = self.module(moved) if incoming_RD is None else self.module(moved, incoming_RD)
         if isinstance(batch, EncoderInput) and self._gives_features:

@@ -24,7 +24,7 @@ from dflop.models import load_adapter
 from dflop.models.tensor import slices_of
 from dflop.runtime.ahead import Ahead
 from dflop.runtime.bad_samples import BadSamples
-from dflop.runtime.build import border_widths, build_pieces, recomputing_pieces, stages_of
+from dflop.runtime.build import border_widths, build_pieces, stages_of
 from dflop.runtime.checkpoint import Saver
 from dflop.runtime.clock import Clock
 from dflop.runtime.evaluate import Evaluation, sample_losses
@@ -186,8 +186,7 @@ class Trainer:
         gc.freeze()
         gc.disable()
         try:
-            with recomputing_pieces(self._pieces, self._mesh):
-                is_done = self._run_rounds() if self._options.compare else self._run_turns()
+            is_done = self._run_rounds() if self._options.compare else self._run_turns()
             self._clock.lap("checkpoint")
             if self._journal is not None:
                 self._journal.clock(self._clock.totals())

@@ -47,6 +47,8 @@ class MicrobatchWork:
     """Transfers of what leaves the stage, and back of its gradient; none for the last stage."""
     is_elsewhere: bool = False
     """Whether this rank has no sample of it, but another replica of the stage has."""
+    recompute: str | None = None
+    """What the layers of the stage recompute in it; none: what the plan says."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ def _encoder_work(
         inputs = [tiles(i, parts) for i, parts in scheduled] if reads_inputs else []
         batch = encoder_input(shares, inputs, dtype)
     plan, num_rows, tensor = mesh.plan, encoder.num_rows(batch.media), mesh.tensor
+    recompute = schedule.recompute(microbatch, mesh.replica)
 
     def neighbour(peer_stage: int) -> list[Transfer]:
         # The projector is in the last stage, so no stage takes its gradient from the stage above.
@@ -192,7 +195,7 @@ def _encoder_work(
     else:
         rows = [share.rows for share in shares]
         below = encoder_transfers(plan, schedule, microbatch, mesh.replica, rows, tensor)
-    return MicrobatchWork(_pinned(mesh, batch), above, below)
+    return MicrobatchWork(_pinned(mesh, batch), above, below, recompute=recompute and recompute[0])
 
 
 def _pinned(mesh: Mesh, batch: Batch) -> Batch:
@@ -229,4 +232,5 @@ def _llm_work(
         above = stage_transfers(plan, mesh.replica, stage - 1, num_rows, tensor)
     is_last = stage == plan.num_stages - 1
     below = [] if is_last else stage_transfers(plan, mesh.replica, stage + 1, num_rows, tensor)
-    return MicrobatchWork(batch, above, below)
+    recompute = schedule.recompute(microbatch, mesh.replica)
+    return MicrobatchWork(batch, above, below, recompute=recompute and recompute[1])

@@ -146,6 +146,7 @@ mod tests {
             num_microbatches: 1,
             pipeline_order: PipelineOrder::OneFOneB,
             recompute: Recomputation::NONE,
+            is_eased: false,
             prediction: PlanPrediction::default(),
         }
     }

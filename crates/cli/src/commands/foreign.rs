@@ -89,7 +89,11 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
     lacks.extend(encoder_recompute(plan));
     match plan.recompute.llm {
         Recompute::None => {}
-        Recompute::Selective => {
+        mode @ (Recompute::Selective | Recompute::SelectiveOf(_)) => {
+            if let Recompute::SelectiveOf(num_layers) = mode {
+                let layers = counted(num_layers.get().into(), "layer");
+                lacks.push(format!("selective recomputation of {layers} of each stage alone: all recompute"));
+            }
             arguments.push("--recompute-granularity selective".to_owned());
             lacks.push("our selective recomputation: theirs recomputes the core of attention".to_owned());
         }
@@ -160,7 +164,13 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
                 counted(num_layers.get().into(), "layer")
             ));
         }
-        mode => arguments.push(format!("--activation_checkpoint.mode {mode}")),
+        mode => {
+            if let Recompute::SelectiveOf(num_layers) = mode {
+                let layers = counted(num_layers.get().into(), "layer");
+                lacks.push(format!("selective recomputation of {layers} of each stage alone: all recompute"));
+            }
+            arguments.push(format!("--activation_checkpoint.mode {}", mode.of_first()));
+        }
     }
     lines(&arguments, &lacks)
 }
@@ -180,6 +190,7 @@ mod tests {
             num_microbatches: 4,
             pipeline_order: PipelineOrder::OneFOneB,
             recompute,
+            is_eased: false,
             prediction: PlanPrediction::default(),
         }
     }

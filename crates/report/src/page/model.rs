@@ -250,7 +250,7 @@ fn measured(
     for (mode, points) in recompute {
         let (class, what) = match mode {
             // One layer is measured, so no profile has the first layers of a stage.
-            Recompute::None | Recompute::FullOf(_) => continue,
+            Recompute::None | Recompute::SelectiveOf(_) | Recompute::FullOf(_) => continue,
             Recompute::Selective => ("m-selective", "selective recomputation"),
             Recompute::Full => ("m-full", "full recomputation"),
         };

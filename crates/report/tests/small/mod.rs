@@ -75,6 +75,7 @@ pub(crate) fn ranked(num_microbatches: u32, step_ms: u64) -> RankedPlan {
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
         recompute: Recomputation::NONE,
+        is_eased: false,
         prediction,
     }
 }

@@ -1,10 +1,13 @@
 //! Memory of colocated ranks. A rank has one microbatch in flight, so its largest microbatch decides.
 
+use crate::colocated::easing::{self, Run};
 use crate::judge::work::{encoder_work, features, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{Moment, RankMemory, RankMicrobatch, Sharding};
-use dflop_types::{Action, Component, EncoderShare, MicrobatchShape, SampleIndex, SampleShape, StageIndex};
+use dflop_types::{
+    Action, Component, EncoderShare, MicrobatchShape, Recomputation, SampleIndex, SampleShape, Schedule, StageIndex,
+};
 
 /// Predicted peak of every rank.
 pub(crate) fn peaks(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide) -> Vec<RankMemory> {
@@ -34,12 +37,7 @@ pub(crate) fn peak(
     let filled =
         microbatches.iter().enumerate().filter(|(_, (llm, encoder))| !llm.is_empty() || !encoder.is_empty());
     let peaks = filled.map(|(at, (llm, encoder))| {
-        let work = encoder_work(scheduler, encoder);
-        let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
-        let own = |share: &EncoderShare| share.parts.is_none() && llm.contains(&share.sample);
-        // Nothing is exchanged if the rank encodes only samples that it also reads, and all of those.
-        let is_exchanged = !encoder.iter().all(own) || work.feature_tokens != read.feature_tokens;
-        let memory = scheduler.model.colocated_peak(&work, &read, fixed, is_exchanged);
+        let memory = run(scheduler, llm, encoder, fixed).memory;
         let moment = match memory.moment {
             // The peak belongs to both components together. It is shown as an action of the LLM backbone.
             Moment::Action(action) => {
@@ -56,6 +54,36 @@ pub(crate) fn peak(
         let none = RankMicrobatch::default();
         scheduler.model.colocated_peak(&none, &none, fixed, false)
     })
+}
+
+/// How a rank runs one microbatch, of which its LLM reads `llm` and its encoder encodes `encoder`.
+pub(crate) fn run<'a>(
+    scheduler: &'a StepScheduler,
+    llm: &[SampleIndex],
+    encoder: &[EncoderShare],
+    fixed: [RankMemory; 2],
+) -> Run<'a> {
+    let work = encoder_work(scheduler, encoder);
+    let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
+    let own = |share: &EncoderShare| share.parts.is_none() && llm.contains(&share.sample);
+    // Nothing is exchanged if the rank encodes only samples that it also reads, and all of those.
+    let is_exchanged = !encoder.iter().all(own) || work.feature_tokens != read.feature_tokens;
+    let models = (&*scheduler.model, &scheduler.eased);
+    easing::run(models, scheduler.settings.memory_budget_bytes, (&work, &read, is_exchanged), fixed)
+}
+
+/// What each rank recomputes in each microbatch; nothing if all recompute what the plan says.
+pub(crate) fn recomputed(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Vec<Recomputation>> {
+    if scheduler.eased.is_empty() {
+        return Vec::new();
+    }
+    let (fixed, of) = (fixed(scheduler), scheduler.model.settings());
+    let most = Recomputation { encoder: of.encoder.recompute, llm: of.llm.recompute };
+    let columns = schedule.llm.iter().zip(&schedule.encoder);
+    let of_rank = |(llm, encoder): (&Vec<SampleIndex>, &Vec<EncoderShare>)| {
+        run(scheduler, llm, encoder, fixed).recompute.unwrap_or(most)
+    };
+    columns.map(|(llm, encoder)| llm.iter().zip(encoder).map(of_rank).collect()).collect()
 }
 
 /// What a rank needs for one sample alone, in bytes: the least that any schedule with this sample needs.

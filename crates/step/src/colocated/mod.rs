@@ -7,6 +7,7 @@
 //! - With ZeRO-3 they gather layers, and wait in each component of each microbatch. So both components of each microbatch
 //!   are balanced.
 
+pub(crate) mod easing;
 pub(crate) mod memory;
 mod placing;
 pub(crate) mod predict;

@@ -9,6 +9,7 @@ use crate::place::columns;
 use crate::place::shares;
 use crate::scheduler::{Pair, StepScheduler, Stop};
 use crate::tokens;
+use dflop_cost::CostModel;
 use dflop_schedule::{Assignment, Costs, Limits, Meets, NEAR, baseline, schedule_for};
 use dflop_types::{EncoderShare, SampleIndex, Schedule, Zero};
 
@@ -242,6 +243,12 @@ impl StepScheduler {
         if let Some(other) = other.filter(|other| other.predicted_makespan_ns < best.predicted_makespan_ns) {
             best = other;
         }
+        for easier in self.easier_counts(batch, count)? {
+            let other = if best.was_stopped { None } else { self.capped(step, batch, easier, halt).ok() };
+            if let Some(other) = other.filter(|other| other.predicted_makespan_ns < best.predicted_makespan_ns) {
+                best = other;
+            }
+        }
         let used = best.llm.iter().rposition(|column| column.iter().any(|samples| !samples.is_empty()));
         let count = used.map_or(1, |last| last as u32 + 1);
         if !best.was_stopped
@@ -309,8 +316,24 @@ impl StepScheduler {
     /// A lower limit for the number of microbatches: the bytes of all samples, divided by what all ranks may hold at once.
     /// 1 without a memory budget.
     fn fewest_by_bytes(&self, batch: &[SampleIndex]) -> Result<u32, StepError> {
+        self.fewest_by_bytes_of(&self.model, batch)
+    }
+
+    /// Numbers of microbatches above `count`, ascending, with which the bytes of all samples leave room to recompute less.
+    fn easier_counts(&self, batch: &[SampleIndex], count: u32) -> Result<Vec<u32>, StepError> {
+        let counts: Result<Vec<u32>, StepError> =
+            self.eased.even().map(|model| self.fewest_by_bytes_of(model, batch)).collect();
+        let mut counts = counts?;
+        counts.retain(|&easier| easier > count);
+        counts.sort_unstable();
+        counts.dedup();
+        Ok(counts)
+    }
+
+    /// As [`StepScheduler::fewest_by_bytes`], of a model that may recompute less.
+    fn fewest_by_bytes_of(&self, model: &CostModel, batch: &[SampleIndex]) -> Result<u32, StepError> {
         let typical = self.costs_in(batch, 1)?.typical;
-        let Some(fractions) = self.memory_fractions(batch, typical, 0) else { return Ok(1) };
+        let Some(fractions) = self.colocated_fractions(model, batch, typical, 0) else { return Ok(1) };
         let sum: u128 = fractions.iter().map(|&fraction| u128::from(fraction)).sum();
         let ranks = u128::from(self.settings.layout.llm.dp);
         let count = sum.div_ceil(ranks * u128::from(FRACTION_ONE));

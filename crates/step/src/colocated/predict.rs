@@ -1,5 +1,6 @@
 //! Times of one microbatch on colocated ranks.
 
+use crate::colocated::memory;
 use crate::judge::work::{Column, encoder_work, feeds, holder, holders, pack};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{Prediction, Sharding};
@@ -12,7 +13,7 @@ pub(crate) fn column(
     llm: &[Vec<SampleIndex>],
     encoder: &[Vec<EncoderShare>],
 ) -> Column {
-    let (model, layout) = (&scheduler.model, scheduler.settings.layout);
+    let (model, layout) = (&*scheduler.model, scheduler.settings.layout);
     let sharding = Sharding::of(&scheduler.settings().layout, Component::Both);
     let mut column = Column {
         predictions: vec![Prediction::default(); layout.num_rows() as usize],
@@ -26,7 +27,13 @@ pub(crate) fn column(
     let empty = MicrobatchShape::default();
     let idle =
         [model.sharded_encoder(&empty, sharding), model.sharded_stage(&empty, model.whole_stage(), sharding)];
+    let fixed = memory::fixed(scheduler);
     for (replica, (shares, samples)) in (0..).zip(encoder.iter().zip(llm)) {
+        let model = if scheduler.eased.is_empty() {
+            model
+        } else {
+            memory::run(scheduler, samples, shares, fixed).model
+        };
         let predictions = [
             if shares.is_empty() {
                 idle[0]

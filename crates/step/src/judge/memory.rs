@@ -4,11 +4,24 @@
 use crate::error::StepError;
 use crate::judge::{peaks, predict};
 use crate::scheduler::StepScheduler;
-use dflop_cost::{RankRole, Sharding, Typical};
+use dflop_cost::{CostModel, RankRole, Sharding, Typical};
 use dflop_types::{Component, Rank, SampleIndex, Schedule};
 
 /// The capacity of a bucket, in the unit in which [`StepScheduler::memory_fractions`] measures samples.
 pub(crate) const FRACTION_ONE: u64 = 1 << 30;
+
+/// What is left of a budget beside bytes that are held in any case, without the part of it that is kept free.
+fn free_beside(budget_bytes: u64, static_bytes: u64, reserve_percent: u64) -> u64 {
+    let free = budget_bytes.saturating_sub(static_bytes);
+    // It is no more than `free`, so it fits 64 bits.
+    (u128::from(free) * u128::from(100 - reserve_percent) / 100) as u64
+}
+
+/// A sample's bytes in parts of a bucket's, in the unit of [`FRACTION_ONE`].
+fn fraction(bytes: u64, usable: u64) -> u64 {
+    let fraction = u128::from(bytes) * u128::from(FRACTION_ONE) / u128::from(usable.max(1));
+    u64::try_from(fraction).unwrap_or(u64::MAX).min(FRACTION_ONE * 1_000)
+}
 
 /// Of two errors the memory error that needs fewer bytes, and so is nearer to fitting.
 pub(crate) fn least(a: StepError, b: StepError) -> StepError {
@@ -31,27 +44,11 @@ impl StepScheduler {
         typical: Typical,
         reserve_percent: u64,
     ) -> Option<Vec<u64>> {
-        let budget = self.settings.memory_budget_bytes?;
-        let free_beside = |static_bytes: u64| {
-            let free = budget.saturating_sub(static_bytes);
-            let kept = u128::from(free) * u128::from(100 - reserve_percent) / 100;
-            // It is no more than `free`, so it fits 64 bits.
-            kept as u64
-        };
-        let fraction = |bytes: u64, usable: u64| {
-            let fraction = u128::from(bytes) * u128::from(FRACTION_ONE) / u128::from(usable.max(1));
-            u64::try_from(fraction).unwrap_or(u64::MAX).min(FRACTION_ONE * 1_000)
-        };
         if self.settings.layout.is_colocated() {
-            let sharding = Sharding::of(&self.settings.layout, Component::Both);
-            let usable = free_beside(self.model.colocated_static_bytes(sharding));
-            let whole = self.model.whole_stage();
-            let bytes = |&sample: &SampleIndex| {
-                let encoder = self.model.sample_encoder_bytes(self.shape(sample), typical);
-                encoder.saturating_add(self.model.sample_stage_bytes(self.shape(sample), typical, whole))
-            };
-            return Some(batch.iter().map(|sample| fraction(bytes(sample), usable)).collect());
+            return self.colocated_fractions(&self.model, batch, typical, reserve_percent);
         }
+        let budget = self.settings.memory_budget_bytes?;
+        let free_beside = |static_bytes: u64| free_beside(budget, static_bytes, reserve_percent);
         let usable = |role: RankRole, in_flight: u32| {
             let fixed = self.model.sharded_memory(role, peaks::sharding(self, role));
             free_beside(fixed.static_bytes()) / u64::from(in_flight.max(1))
@@ -78,6 +75,25 @@ impl StepScheduler {
             }
         }
         Some(fractions)
+    }
+
+    /// As [`StepScheduler::memory_fractions`], on colocated ranks that recompute as `model` does.
+    pub(crate) fn colocated_fractions(
+        &self,
+        model: &CostModel,
+        batch: &[SampleIndex],
+        typical: Typical,
+        reserve_percent: u64,
+    ) -> Option<Vec<u64>> {
+        let budget = self.settings.memory_budget_bytes?;
+        let sharding = Sharding::of(&self.settings.layout, Component::Both);
+        let usable = free_beside(budget, model.colocated_static_bytes(sharding), reserve_percent);
+        let whole = model.whole_stage();
+        let bytes = |&sample: &SampleIndex| {
+            let encoder = model.sample_encoder_bytes(self.shape(sample), typical);
+            encoder.saturating_add(model.sample_stage_bytes(self.shape(sample), typical, whole))
+        };
+        Some(batch.iter().map(|sample| fraction(bytes(sample), usable)).collect())
     }
 
     pub(crate) fn fitting(&self, schedule: Schedule) -> Result<Schedule, StepError> {

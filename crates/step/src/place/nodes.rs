@@ -69,6 +69,7 @@ impl StepScheduler {
         self.ranks_per_node = Some(ranks_per_node);
         if self.model.ranks_per_node() != self.ranks_per_node {
             self.model = Arc::new(CostModel::clone(&self.model).with_ranks_per_node(ranks_per_node));
+            self.eased = self.eased.with_ranks_per_node(ranks_per_node);
         }
         Ok(self)
     }

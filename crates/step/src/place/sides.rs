@@ -79,6 +79,7 @@ impl StepScheduler {
             encoder: sides.encoder,
             label_tokens: batch.iter().map(|&s| u64::from(self.shape(s).label_tokens)).sum(),
             actions: Vec::new(),
+            recompute: Vec::new(),
             giants: Vec::new(),
             was_stopped: false,
             predicted_makespan_ns: 0,
