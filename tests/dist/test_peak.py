@@ -79,6 +79,7 @@ def test_the_peak_of_a_step_is_under_the_prediction(counted, tmp_path):
         ("colocated=false", "full", "selective"),
         ("colocated=false", "full:1", "full:2"),
         ("colocated=true", "full:2", "full:1"),
+        ("colocated=true", "none", "selective:1"),
     ],
 )
 def test_the_peak_is_under_the_prediction_where_components_recompute_different_things(

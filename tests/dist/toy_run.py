@@ -15,7 +15,7 @@ from dflop.models import load_adapter
 from dflop.models.recipes import freeze, trains_tower
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
-from dflop.runtime.build import border_widths, recomputing_pieces, stages_of
+from dflop.runtime.build import border_widths, stages_of
 from dflop.runtime.executor import Executor
 from dflop.runtime.mesh import join
 from dflop.runtime.messages import Messages
@@ -245,8 +245,7 @@ class RankParts:
     def run_actions(self, schedule, watch=None):
         """Runs all actions; this rank's share of the loss."""
         work = self.work(schedule)
-        with recomputing_pieces(self.pieces, self.mesh):
-            return self.executor.run_step(work, self.executor.prepare(work, schedule), watch)
+        return self.executor.run_step(work, self.executor.prepare(work, schedule), watch)
 
     def step(self, schedule):
         """Runs all actions and reduces the gradients; this rank's share of the loss."""

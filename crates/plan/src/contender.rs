@@ -81,7 +81,7 @@ impl Candidate {
     ) -> Result<StepScheduler, PlanError> {
         let scheduler = StepScheduler::new(
             self.settings(input),
-            Arc::clone(models.of(self)),
+            models.of_others(input, self),
             Arc::clone(&input.shapes),
             input.seed,
         )?;

@@ -58,6 +58,7 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
     // Ranks of a tensor group wait at the same times, and hold as much as each other.
     let ranks = u64::from(plan.layout.by_group().num_ranks()).max(1);
     let (mut steps, mut ends, mut idle) = (Vec::new(), 0, [0_u64; 3]);
+    let mut eased_ns = 0;
     let (mut memory, mut fullest_rank) = (RankMemory::default(), 0);
     for (step, batch) in (0..).zip(&batches) {
         let schedule = scheduler.schedule_until(step, batch, Arm::AWARE, input.halt)?;
@@ -72,6 +73,7 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         ]) {
             *sum += ns / ranks;
         }
+        eased_ns += scheduler.recomputation_ns(&schedule)? / ranks;
         for (rank, of_rank) in (0..).zip(scheduler.memory(&schedule)?) {
             if of_rank.total_bytes() > memory.total_bytes() {
                 let first = plan.layout.ranks_of_group(Rank(rank)).next().map_or(rank, |first| first.0);
@@ -82,11 +84,12 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
     let step_ns = steps.iter().sum::<u64>() / count;
     let work_ns = work_bound_ns(input, models.plain(), &batches).min(step_ns);
     let without = Candidate { recompute: Recomputation::NONE, ..candidate };
-    let recomputed_ns = work_bound_ns(input, models.of(&candidate), &batches).saturating_sub(work_bound_ns(
-        input,
-        models.of(&without),
-        &batches,
-    ));
+    let recomputed_ns = if candidate.eases(input) {
+        eased_ns / count
+    } else {
+        let with = work_bound_ns(input, models.of(&candidate), &batches);
+        with.saturating_sub(work_bound_ns(input, models.of(&without), &batches))
+    };
     let named = [
         ("work", work_ns),
         ("recomputation", recomputed_ns),

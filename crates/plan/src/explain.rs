@@ -19,7 +19,8 @@ fn degrees(plan: &RankedPlan) -> String {
         layout.to_string()
     };
     if !plan.recompute.is_none() {
-        let _ = write!(text, ", {} recomputation", plan.recompute);
+        let most = if plan.is_eased { "at most " } else { "" };
+        let _ = write!(text, ", {most}{} recomputation", plan.recompute);
     }
     text
 }

@@ -96,7 +96,9 @@ impl Outcome {
             Some(
                 Rejection::StagesExceedLayers { layers, .. } | Rejection::ChunksExceedLayers { layers, .. },
             ) => format!("the model's {layers} layers"),
-            Some(Rejection::RecomputeExceedsStage { layers, .. }) => format!("the {layers} layers of a stage"),
+            Some(Rejection::RecomputeExceedsStage { layers, .. }) => {
+                format!("the {layers} layers of a stage")
+            }
             Some(Rejection::GroupAcrossNodes { ranks_per_node }) => {
                 of("cluster.ranks_per_node", (*ranks_per_node).into())
             }

@@ -37,6 +37,7 @@ mod models;
 mod objective;
 mod only;
 mod outcome;
+mod rival_modes;
 mod rivals;
 mod rough;
 mod run_memory;

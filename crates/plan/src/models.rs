@@ -175,15 +175,25 @@ impl Models {
     /// The models that recompute less than `candidate` may.
     pub(crate) fn eased(&self, input: &SearchInput<'_>, candidate: &Candidate) -> Eased {
         let way = Way::from(candidate);
-        let of = |(tensor_parallel_degree, recompute)| ComponentSettings { tensor_parallel_degree, recompute };
+        let of =
+            |(tensor_parallel_degree, recompute)| ComponentSettings { tensor_parallel_degree, recompute };
         let settings = CostSettings { encoder: of(way.encoder), llm: of(way.llm), trained: input.trained };
         let all = self.eased.get(&[way.encoder.0, way.llm.0]).map(|known| {
             known.get_or_init(|| {
-                Eased::of(input.model_profile, &settings)
-                    .with_ranks_per_node(input.cluster.ranks_per_node)
+                Eased::of(input.model_profile, &settings).with_ranks_per_node(input.cluster.ranks_per_node)
             })
         });
         all.map(|all| all.below(candidate.recompute)).unwrap_or_default()
+    }
+
+    /// The model of a candidate that other people run: also one whose layers recompute in part.
+    pub(crate) fn of_others(&self, input: &SearchInput<'_>, candidate: &Candidate) -> Arc<CostModel> {
+        if self.has(candidate) {
+            return Arc::clone(self.of(candidate));
+        }
+        let full = Candidate { recompute: Recomputation::both(Recompute::Full), ..*candidate };
+        let rung = self.eased(input, &full).of_mode(candidate.recompute);
+        rung.unwrap_or_else(|| Arc::clone(self.plain()))
     }
 
     /// The model of layers cut over so many ranks, in these modes of recomputation; `None` if that was not measured.

@@ -14,6 +14,7 @@ use crate::error::PlanError;
 use crate::funnel::WHOLE_SAMPLES_MAX;
 use crate::input::SearchInput;
 use crate::models::Models;
+use crate::rival_modes;
 use crate::run_memory::Held;
 use crate::space::{Candidate, Rules, colocated, divisors, microbatch_counts};
 use crate::wide::{colocated_groups, first_modes};
@@ -22,9 +23,7 @@ use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, Stage
 use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
 use dflop_sim::{Durations, order, simulate_interleaved};
 use dflop_step::{Arm, Method};
-use dflop_types::{
-    Action, Layout, MicrobatchShape, Rank, Recomputation, SampleIndex, StageIndex, Zero, cut_layers,
-};
+use dflop_types::{Action, MicrobatchShape, Rank, Recomputation, SampleIndex, StageIndex, Zero, cut_layers};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 
@@ -149,7 +148,7 @@ pub(crate) fn words(layout: &str, recompute: Recomputation) -> String {
 }
 
 /// A mean step in nanoseconds, with the candidate and the arm that take it.
-type Timed = (u64, Candidate, Arm);
+pub(crate) type Timed = (u64, Candidate, Arm);
 
 /// The candidate with the shortest mean step under one of the methods, with and without running ahead.
 fn fastest(
@@ -190,7 +189,8 @@ fn fastest(
         Ok(steps.collect::<Result<Vec<Option<Timed>>, PlanError>>()?.into_iter().flatten().collect())
     };
     let mut steps = timed(candidates)?;
-    steps.extend(timed(&unequal(models, candidates, &steps))?);
+    steps.extend(timed(&rival_modes::unequal(models, candidates, &steps))?);
+    steps.extend(timed(&rival_modes::partly(input, models, &steps))?);
     steps.sort_by_key(|&(ns, candidate, _)| (ns, candidate));
     // A method that searches is not judged by its first answer alone. Its candidates in front have the whole search, as
     // ours have.
@@ -228,27 +228,6 @@ fn fastest(
         bubble_ratio: Some(idle / batches.sampled.len().max(1) as f64),
         candidate: Some(candidate),
     })
-}
-
-/// The colocated candidates once more, whose components recompute different things. Where a layout is the fastest without
-/// recomputation, as `steps` say, more of it gains nothing, and it has none of them.
-fn unequal(models: &Models, candidates: &[Candidate], steps: &[Timed]) -> Vec<Candidate> {
-    let fastest = |layout: &Layout| {
-        let of_layout = steps.iter().filter(|(_, candidate, _)| candidate.layout == *layout);
-        of_layout
-            .min_by_key(|(ns, candidate, _)| (*ns, *candidate))
-            .map(|(_, candidate, _)| candidate.recompute)
-    };
-    let is_tight = |candidate: &&Candidate| {
-        let is_base = candidate.layout.is_colocated() && candidate.recompute.is_none();
-        is_base && !fastest(&candidate.layout).is_some_and(Recomputation::is_none)
-    };
-    let pairs = || models.modes().iter().filter(|pair| pair.of_both().is_none());
-    let tight = candidates.iter().filter(is_tight);
-    tight
-        .flat_map(|candidate| pairs().map(|&recompute| Candidate { recompute, ..*candidate }))
-        .filter(|candidate| models.has(candidate))
-        .collect()
 }
 
 /// One way to run all ranks as pipelines of one shape.

@@ -104,7 +104,9 @@ impl StepScheduler {
     /// The encoder stage on which all samples of a batch together take longest.
     fn busiest_encoder_stage(&self, batch: &[SampleIndex], typical: Typical) -> EncoderLayers {
         let sum_ns = |stage: &EncoderLayers| -> u128 {
-            let ns = |&s| u128::from(self.balanced_model().sample_encoder_stage_ns(self.shape(s), typical, *stage));
+            let ns = |&s| {
+                u128::from(self.balanced_model().sample_encoder_stage_ns(self.shape(s), typical, *stage))
+            };
             batch.iter().map(ns).sum()
         };
         match self.encoder_stages[..] {

@@ -3,7 +3,7 @@
 use dflop_cost::CostError;
 use dflop_schedule::BalanceError;
 use dflop_sim::SimError;
-use dflop_types::{Recompute, Component, Hint, LayerCut, Layout, PipelineOrder, SampleIndex};
+use dflop_types::{Component, Hint, LayerCut, Layout, PipelineOrder, Recompute, SampleIndex};
 use thiserror::Error;
 
 /// The name of a component in error texts.

@@ -123,8 +123,7 @@ impl StepScheduler {
     pub fn with_eased(mut self, eased: &Eased) -> Self {
         if self.settings.layout.is_colocated() && self.settings.memory_budget_bytes.is_some() {
             let of = self.model.settings();
-            self.eased =
-                eased.below(Recomputation { encoder: of.encoder.recompute, llm: of.llm.recompute });
+            self.eased = eased.below(Recomputation { encoder: of.encoder.recompute, llm: of.llm.recompute });
         }
         self
     }

@@ -5,8 +5,8 @@ use crate::scheduling::batch;
 use dflop_cost::{CostModel, CostSettings};
 use dflop_step::{Arm, Eased, StepError, StepScheduler, StepSettings};
 use dflop_types::{
-    Layout, MeasuredPoint, ModelProfile, PipelineOrder, Recomputation, Recompute, RecomputePoint, SampleShape,
-    Zero,
+    Layout, MeasuredPoint, ModelProfile, PipelineOrder, Recomputation, Recompute, RecomputePoint,
+    SampleShape, Zero,
 };
 use proptest::prelude::*;
 
@@ -52,7 +52,7 @@ fn scheduler(
 fn peak_bytes(shapes: &[SampleShape], layout: Layout, most: Recompute) -> u64 {
     let one = scheduler(shapes, layout, most, None, false);
     let schedule = one.schedule(0, &batch(shapes), Arm::AWARE).unwrap();
-    one.memory(&schedule).unwrap().iter().map(|memory| memory.total_bytes()).max().unwrap()
+    one.memory(&schedule).unwrap().iter().map(dflop_cost::RankMemory::total_bytes).max().unwrap()
 }
 
 proptest! {

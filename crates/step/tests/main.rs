@@ -5,9 +5,9 @@
 mod adapt;
 mod arms;
 mod colocated;
-mod eased;
 #[path = "../../sim/tests/common/mod.rs"]
 mod common;
+mod eased;
 mod encoder_stages;
 mod fixture;
 mod interleaved;

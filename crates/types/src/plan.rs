@@ -302,8 +302,13 @@ impl RankedPlan {
     pub fn in_words(&self) -> String {
         let (layout, num_microbatches) = (self.layout, self.num_microbatches);
         let noun = if num_microbatches == 1 { "microbatch" } else { "microbatches" };
-        let recompute =
-            if self.recompute.is_none() { String::new() } else { format!(", recompute {}", self.recompute) };
+        let recompute = match (self.recompute.is_none(), self.is_eased) {
+            (true, _) => String::new(),
+            (false, false) => format!(", recompute {}", self.recompute),
+            (false, true) => {
+                format!(", recompute at most {}, in each microbatch as memory asks", self.recompute)
+            }
+        };
         let zero = layout.zero;
         if layout.is_colocated() {
             let held = format!("encoder and LLM on every rank, {zero}");

@@ -336,7 +336,10 @@ fn layouts_that_cannot_be_are_refused_by_field() {
     assert_eq!(parse::<Plan>(Path::new("plan.json"), &text).unwrap(), unequal);
     let wrong = text.replace(r#""llm":"full"}"#, r#""llm":"most"}"#);
     let message = parse::<Plan>(Path::new("plan.json"), &wrong).unwrap_err().to_string();
-    assert!(message.contains("best.recompute: must be `none`, `selective`, `full`, `selective:K` or `full:K`"), "{message}");
+    assert!(
+        message.contains("best.recompute: must be `none`, `selective`, `full`, `selective:K` or `full:K`"),
+        "{message}"
+    );
     let problems = |layout| plan_of(layout).problems();
     let apart = ComponentLayout { tp: 1, pp: 2, dp: 6 };
     assert_eq!(

@@ -86,7 +86,7 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
             ));
         }
     }
-    lacks.extend(encoder_recompute(plan));
+    lacks.extend(recomputes_otherwise(plan));
     match plan.recompute.llm {
         Recompute::None => {}
         mode @ (Recompute::Selective | Recompute::SelectiveOf(_)) => {
@@ -113,10 +113,16 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
     lines(&arguments, &lacks)
 }
 
-/// What an encoder recomputes that does not recompute what the LLM backbone does: both trainers have one mode.
-fn encoder_recompute(plan: &RankedPlan) -> Option<String> {
+/// What an encoder recomputes that does not recompute what the LLM backbone does, and what differs between microbatches:
+/// both trainers have one mode.
+fn recomputes_otherwise(plan: &RankedPlan) -> impl Iterator<Item = String> {
     let mode = plan.recompute.encoder;
-    plan.recompute.of_both().is_none().then(|| format!("recomputation of the encoder by itself: {mode}"))
+    let unequal = plan.recompute.of_both().is_none();
+    let of_encoder = unequal.then(|| format!("recomputation of the encoder by itself: {mode}"));
+    let eased = plan
+        .is_eased
+        .then(|| "recomputation by microbatch: theirs recompute in each what the largest needs".to_owned());
+    of_encoder.into_iter().chain(eased)
 }
 
 /// torchtitan's.
@@ -155,7 +161,7 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
     } else if llm.pp > 1 {
         arguments.push("--parallelism.pipeline_parallel_schedule 1F1B".to_owned());
     }
-    lacks.extend(encoder_recompute(plan));
+    lacks.extend(recomputes_otherwise(plan));
     match plan.recompute.llm {
         Recompute::FullOf(num_layers) => {
             arguments.push("--activation_checkpoint.mode full".to_owned());

@@ -272,8 +272,8 @@ fn tokens(shape: &ShapeFactor, component: &str) -> String {
 
 /// Whether ranks would do the same under both: nothing is gained by a change.
 fn is_same(a: &RankedPlan, b: &RankedPlan) -> bool {
-    (a.layout, a.num_microbatches, a.pipeline_order, a.recompute)
-        == (b.layout, b.num_microbatches, b.pipeline_order, b.recompute)
+    (a.layout, a.num_microbatches, a.pipeline_order, a.recompute, a.is_eased)
+        == (b.layout, b.num_microbatches, b.pipeline_order, b.recompute, b.is_eased)
 }
 
 /// What a change to the best plan brings.

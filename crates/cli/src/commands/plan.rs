@@ -254,6 +254,7 @@ fn as_json(outcome: &Outcome, hint: Option<&str>, inputs: &Inputs, seconds: f64)
         json!({
             "layout": plan.layout,
             "recompute": plan.recompute,
+            "is_eased": plan.is_eased,
             "num_microbatches": plan.num_microbatches,
             "pipeline_order": plan.pipeline_order,
             "step_ms": ms(prediction.step_ns_mean),

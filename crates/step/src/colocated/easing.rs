@@ -66,6 +66,16 @@ impl Eased {
         Self { rungs: self.rungs.iter().filter(is_less).cloned().collect() }
     }
 
+    /// What each of them recomputes, the least first.
+    pub fn modes(&self) -> impl Iterator<Item = Recomputation> {
+        self.rungs.iter().map(|(of, _)| *of)
+    }
+
+    /// The model that recomputes this; `None` if there is none.
+    pub fn of_mode(&self, recompute: Recomputation) -> Option<Arc<CostModel>> {
+        self.rungs.iter().find(|(of, _)| *of == recompute).map(|(_, model)| Arc::clone(model))
+    }
+
     /// Whether there is none.
     pub(crate) const fn is_empty(&self) -> bool {
         self.rungs.is_empty()
@@ -137,9 +147,20 @@ mod tests {
     fn rungs_recompute_more_and_more() {
         for layers in [1, 3, 8, 28, 80] {
             let rungs = rungs(layers);
-            assert_eq!((rungs[0], rungs.last()), (Recomputation::NONE, Some(&Recomputation { encoder: Recompute::Selective, llm: Recompute::Full })));
+            assert_eq!(
+                (rungs[0], rungs.last()),
+                (
+                    Recomputation::NONE,
+                    Some(&Recomputation { encoder: Recompute::Selective, llm: Recompute::Full })
+                )
+            );
             for pair in rungs.windows(2) {
-                assert!(pair[0].is_at_most(pair[1]) && pair[0] != pair[1], "{layers}: {} {}", pair[0], pair[1]);
+                assert!(
+                    pair[0].is_at_most(pair[1]) && pair[0] != pair[1],
+                    "{layers}: {} {}",
+                    pair[0],
+                    pair[1]
+                );
             }
             let layers_of = rungs.iter().map(|of| of.llm.first_layers_wanted());
             assert!(layers_of.into_iter().all(|first| first < layers.max(2)));

@@ -1,12 +1,14 @@
 //! Memory of colocated ranks. A rank has one microbatch in flight, so its largest microbatch decides.
 
 use crate::colocated::easing::{self, Run};
+use crate::error::StepError;
 use crate::judge::work::{encoder_work, features, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
-use dflop_cost::{Moment, RankMemory, RankMicrobatch, Sharding};
+use dflop_cost::{CostModel, Moment, RankMemory, RankMicrobatch, Sharding};
 use dflop_types::{
-    Action, Component, EncoderShare, MicrobatchShape, Recomputation, SampleIndex, SampleShape, Schedule, StageIndex,
+    Action, Component, EncoderShare, MicrobatchShape, Recomputation, SampleIndex, SampleShape, Schedule,
+    StageIndex,
 };
 
 /// Predicted peak of every rank.
@@ -84,6 +86,40 @@ pub(crate) fn recomputed(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<
         run(scheduler, llm, encoder, fixed).recompute.unwrap_or(most)
     };
     columns.map(|(llm, encoder)| llm.iter().zip(encoder).map(of_rank).collect()).collect()
+}
+
+/// Forward and backward of a microbatch on a rank by the times of `model`, without collectives, in nanoseconds.
+pub(crate) fn work_ns(
+    scheduler: &StepScheduler,
+    model: &CostModel,
+    llm: &[SampleIndex],
+    encoder: &[EncoderShare],
+) -> u64 {
+    let whole = model.whole_stage();
+    let read = pack(scheduler, llm);
+    let stage = model.llm_stage(&read, whole.num_layers, whole.is_first, whole.is_last);
+    model.encoder(&encoder_work(scheduler, encoder).shape).total_ns().saturating_add(stage.total_ns())
+}
+
+impl StepScheduler {
+    /// What all ranks together recompute in a step of microbatches that recompute as their memory asks, in nanoseconds; 0 where
+    /// all recompute what the plan says.
+    ///
+    /// # Errors
+    /// As [`StepScheduler::step_input`].
+    pub fn recomputation_ns(&self, schedule: &Schedule) -> Result<u64, StepError> {
+        self.check_is_ours(schedule)?;
+        let Some(least) = self.eased.least() else { return Ok(0) };
+        let fixed = fixed(self);
+        let mut sum: u64 = 0;
+        for (samples, shares) in schedule.llm.iter().zip(&schedule.encoder).flat_map(|(l, e)| l.iter().zip(e))
+        {
+            let model = run(self, samples, shares, fixed).model;
+            let total_ns = |model: &CostModel| work_ns(self, model, samples, shares);
+            sum = sum.saturating_add(total_ns(model).saturating_sub(total_ns(least)));
+        }
+        Ok(sum)
+    }
 }
 
 /// What a rank needs for one sample alone, in bytes: the least that any schedule with this sample needs.

@@ -191,14 +191,35 @@ impl StepScheduler {
     /// first. `None` if the samples do not fit.
     fn fewest_of_rank(&self, batch: &[SampleIndex], own: &[usize], sizes: &[u64]) -> Option<Vec<u32>> {
         let most = self.settings.num_microbatches.min(own.len().max(1) as u32);
-        (1..=most).find_map(|count| {
+        let cut = |count: u32| {
             let microbatches = baseline::single_cost_lpt(sizes, count);
             let mut samples = vec![Vec::new(); count as usize];
             for (&at, &microbatch) in own.iter().zip(&microbatches) {
                 samples[microbatch as usize].push(batch[at]);
             }
-            self.fits_rank(&samples).then_some(microbatches)
-        })
+            (microbatches, samples)
+        };
+        let mut fewest = (1..=most).map(|count| (count, cut(count)));
+        let (count, (microbatches, samples)) = fewest.find(|(_, (_, samples))| self.fits_rank(samples))?;
+        if self.eased.is_empty() {
+            return Some(microbatches);
+        }
+        // Smaller microbatches recompute less, and pay for more launches.
+        let more = (1..4).map(|doublings| count << doublings).take_while(|&count| count <= most);
+        let others = more.map(cut).filter(|(_, samples)| self.fits_rank(samples));
+        let all = std::iter::once((microbatches, samples)).chain(others);
+        all.min_by_key(|(_, samples)| self.rank_ns(samples)).map(|(microbatches, _)| microbatches)
+    }
+
+    /// What a rank takes that encodes its own samples, microbatch by microbatch, in nanoseconds.
+    fn rank_ns(&self, microbatches: &[Vec<SampleIndex>]) -> u64 {
+        let fixed = memory::fixed(self);
+        let of_one = |samples: &Vec<SampleIndex>| {
+            let own = self.own(samples);
+            let model = memory::run(self, samples, &own, fixed).model;
+            memory::work_ns(self, model, samples, &own)
+        };
+        microbatches.iter().map(of_one).fold(0, u64::saturating_add)
     }
 
     /// Whether a rank with these microbatches keeps the cap on tokens and the memory budget.
@@ -245,7 +266,9 @@ impl StepScheduler {
         }
         for easier in self.easier_counts(batch, count)? {
             let other = if best.was_stopped { None } else { self.capped(step, batch, easier, halt).ok() };
-            if let Some(other) = other.filter(|other| other.predicted_makespan_ns < best.predicted_makespan_ns) {
+            if let Some(other) =
+                other.filter(|other| other.predicted_makespan_ns < best.predicted_makespan_ns)
+            {
                 best = other;
             }
         }
