@@ -51,6 +51,7 @@ impl Found {
 
     /// Keeps [`NUM_RANKED`] plans. The best plan of each placement stays among them, so that people can compare the two.
     pub(crate) fn keep_best(&mut self) {
+        self.drop_repeated();
         let is_other = |plan: &RankedPlan, than: Placement| plan.layout.placement != than;
         let Some(best) = self.ranked.first().map(|plan| plan.layout.placement) else { return };
         let other = self.ranked.iter().find(|plan| is_other(plan, best)).copied();
@@ -60,6 +61,19 @@ impl Found {
             self.ranked.pop();
             self.ranked.push(other);
         }
+    }
+
+    /// Leaves out plans that may recompute more than another one of the same layout, and never do: where microbatches recompute only
+    /// as much as memory asks for, they are the same plan.
+    fn drop_repeated(&mut self) {
+        let is_same = |a: &RankedPlan, b: &RankedPlan| {
+            (a.layout, a.num_microbatches, a.prediction) == (b.layout, b.num_microbatches, b.prediction)
+        };
+        let plans = self.ranked.clone();
+        self.ranked.retain(|plan| {
+            let repeats = |other: &RankedPlan| other.recompute < plan.recompute && is_same(other, plan);
+            !plan.is_eased || !plans.iter().any(repeats)
+        });
     }
 
     /// Raises the memory peaks of all plans to those that the other global batches of the run reach.

@@ -151,3 +151,14 @@ fn rivals_have_room_for_the_fullest_batch_of_the_run() {
     assert!(steps.iter().filter(|(_, ns)| ns.is_some()).count() >= 3, "{steps:?}");
     assert!(steps.iter().all(|(_, ns)| ns.is_none_or(|ns| ns >= plan.prediction.step_ns_mean)), "{steps:?}");
 }
+
+/// With room for everything no microbatch recomputes anything, so a plan stands once in the list, without recomputation.
+#[test]
+fn a_plan_that_never_recomputes_stands_once() {
+    let profile = model_profile();
+    let ample = searched(&profile, (4, 24, Some(1 << 45)), "colocated=true", SearchEffort::Whole);
+    let plans: Vec<_> = ample.ranked.iter().map(|plan| (plan.layout, plan.num_microbatches)).collect();
+    assert!(plans.len() > 1, "{plans:?}");
+    assert!((1..plans.len()).all(|at| !plans[..at].contains(&plans[at])), "{plans:?}");
+    assert!(ample.ranked.iter().all(|plan| plan.recompute.is_none()));
+}
