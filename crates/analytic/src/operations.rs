@@ -38,6 +38,8 @@ pub enum Cut {
 }
 
 /// A matrix product with a weight.
+// Each is a fact of its own.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Product {
     /// Columns of what it reads; for a convolution the values of a window.

@@ -3,7 +3,7 @@
 use crate::dataset::Dataset;
 use crate::error::{Kind, map};
 use dflop_analytic::{AnalyticError, Architecture, Hardware};
-use dflop_types::{MicrobatchShape, Recipe};
+use dflop_types::{MicrobatchShape, Recipe, Trained};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 
@@ -27,23 +27,22 @@ fn architecture(config: &str) -> PyResult<Architecture> {
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct ModelFlops {
     architecture: Architecture,
-    recipe: Recipe,
+    trained: Trained,
 }
 
 #[pymethods]
 impl ModelFlops {
     #[new]
-    fn new(config: &str, recipe: &str) -> PyResult<Self> {
-        let recipe =
+    fn new(config: &str, recipe: &str, lora_rank: u32) -> PyResult<Self> {
+        let recipe: Recipe =
             recipe.parse().map_err(|rule: String| crate::error::raise(Kind::Profile, &rule, None))?;
-        Ok(Self { architecture: architecture(config)?, recipe })
+        Ok(Self { architecture: architecture(config)?, trained: recipe.trained(lora_rank) })
     }
 
     fn of(&self, dataset: &Dataset, samples: Vec<u32>) -> PyResult<u128> {
         let shapes = samples.into_iter().map(|sample| Ok(&dataset.profiled(sample)?.shape));
         let shapes: Vec<_> = shapes.collect::<PyResult<_>>()?;
-        // The rank of adapters decides nothing but that there are some.
-        Ok(self.architecture.training_flops_of(&MicrobatchShape::pack(shapes), &self.recipe.trained(1)))
+        Ok(self.architecture.training_flops_of(&MicrobatchShape::pack(shapes), &self.trained))
     }
 }
 
