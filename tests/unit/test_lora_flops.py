@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
+from test_flops import CONFIGS, Ran, build, kept_bytes, llm_layer, operations
 from torch.utils.checkpoint import checkpoint
 
 from dflop._native import testing
 from dflop.models.adapters import add_adapters, is_adapter
 from dflop.profiling.families.lora import add_adapters as add_measured
-from test_flops import CONFIGS, Ran, build, kept_bytes, llm_layer, operations
 
 RANK = 3
 FAMILIES = [name for name in CONFIGS if " " not in name]
@@ -26,7 +26,11 @@ def adapted_layer(name) -> Ran:
     """A layer of the LLM as training has it under the recipe `lora`: only the adapters train."""
     ran = llm_layer(name)
     whole = torch.nn.ModuleDict(
-        {"language_model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList([copy.deepcopy(ran.parts[0])])})}
+        {
+            "language_model": torch.nn.ModuleDict(
+                {"layers": torch.nn.ModuleList([copy.deepcopy(ran.parts[0])])}
+            )
+        }
     )
     add_adapters(whole, RANK, 2.0 * RANK, seed=0)
     for path, parameter in whole.named_parameters():

@@ -167,8 +167,8 @@ class ModelFlops:
     def __init__(self, config: str, recipe: str, lora_rank: int) -> None:
         """`config` is the text of `config.json`; ProfileError if the operations of its family are not known.
 
-        `recipe` is a value of `train.recipe`: frozen parts take fewer operations. `lora_rank` is that of the adapters
-        under `lora`; other recipes have none.
+        `recipe` is a value of `train.recipe`: frozen parts take fewer operations. `lora_rank` is that
+        of the adapters under `lora`; other recipes have none.
         """
     def of(self, dataset: Dataset, samples: Sequence[int]) -> int:
         """Forward and backward of the samples, encoder and projector included; nothing is recomputed."""

@@ -16,9 +16,7 @@ def model_modules(config: str, *, lora_rank: int = 0) -> tuple[dict[str, tuple[i
     ProfileError for a field that decides the size and is missing or unknown.
     """
 
-def module_flops(
-    config: str, module: str, segments: Sequence[int], *, lora_rank: int = 0
-) -> dict[str, int]:
+def module_flops(config: str, module: str, segments: Sequence[int], *, lora_rank: int = 0) -> dict[str, int]:
     """Floating point operations of a module over segments of these tokens (label tokens for `llm_head`).
 
     As `torch.utils.flop_counter` counts them: `forward`; `input` (gradients of what it reads and of all
