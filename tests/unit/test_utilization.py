@@ -37,7 +37,7 @@ def test_operations_are_those_of_the_whole_model(demo, dataset, tmp_path):
     """Forward and backward of Hugging Face's model; it computes logits of all tokens, ours of those with a label."""
     adapter = load_adapter(demo / "model")
     model = tiny_llava.pretrained(demo / "model", tmp_path, 0)
-    flops = ModelFlops(text_of(demo), "full")
+    flops = ModelFlops(text_of(demo), "full", 0)
     kinds = set()
     for index in range(len(dataset)):
         kinds.add(dataset.kind(index))
@@ -61,13 +61,14 @@ def test_operations_are_those_of_the_whole_model(demo, dataset, tmp_path):
 
 
 def test_samples_add_up_and_what_is_frozen_takes_less(demo, dataset):
-    flops = {recipe: ModelFlops(text_of(demo), recipe) for recipe in ("full", "frozen-encoder", "projector")}
+    recipes = ("full", "frozen-encoder", "lora", "projector")
+    flops = {recipe: ModelFlops(text_of(demo), recipe, 4) for recipe in recipes}
     every = list(range(len(dataset)))
     for one in flops.values():
         assert one.of(dataset, every) == sum(one.of(dataset, [index]) for index in every)
     found = [one.of(dataset, every) for one in flops.values()]
     assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 3
+    assert len(set(found)) == 4
 
 
 def test_peak_rates_are_those_of_the_table():
@@ -79,7 +80,7 @@ def test_peak_rates_are_those_of_the_table():
 
 def test_mfu_is_the_share_of_all_ranks(demo, dataset, monkeypatch):
     monkeypatch.setattr(utilization.torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
-    gpus = Utilization(demo / "model", "full", "bfloat16", torch.device("cuda", 0), 4)
+    gpus = Utilization(demo / "model", "full", 0, "bfloat16", torch.device("cuda", 0), 4)
     assert gpus.reason is None
     clock_ns = dict.fromkeys(("schedule", "pack", "agree", "write"), 0) | {
         "step": 500_000,
@@ -88,7 +89,7 @@ def test_mfu_is_the_share_of_all_ranks(demo, dataset, monkeypatch):
         "end": 1,
     }
     found = gpus.of(dataset, [0, 1], clock_ns)
-    flops = ModelFlops(text_of(demo), "full").of(dataset, [0, 1])
+    flops = ModelFlops(text_of(demo), "full", 0).of(dataset, [0, 1])
     assert found["model_flops"] == flops
     # 312 TFLOP/s a rank: 156e6 in half a millisecond... of four.
     assert found["mfu"] == pytest.approx(flops / (4 * 312e12 * 0.0005))
@@ -96,11 +97,11 @@ def test_mfu_is_the_share_of_all_ranks(demo, dataset, monkeypatch):
 
 
 def test_what_cannot_be_counted_has_a_reason(demo, dataset, tmp_path):
-    cpu = Utilization(demo / "model", "full", "float32", torch.device("cpu"), 2)
+    cpu = Utilization(demo / "model", "full", 0, "float32", torch.device("cpu"), 2)
     assert cpu.reason == "no vendor's peak rate of a CPU is known here"
     config = json.loads(text_of(demo)) | {"model_type": "unheard_of"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    unknown = Utilization(tmp_path, "full", "float32", torch.device("cpu"), 2)
+    unknown = Utilization(tmp_path, "full", 0, "float32", torch.device("cpu"), 2)
     assert "unheard_of" in unknown.reason
     clock_ns = dict.fromkeys(utilization.WORK, 10)
     assert unknown.of(dataset, [0], clock_ns)["model_flops"] is None

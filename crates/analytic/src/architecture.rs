@@ -9,6 +9,8 @@ pub enum NormKind {
     Rms,
     /// The same in one kernel.
     RmsFused,
+    /// As `Rms`, with a weight that is frozen.
+    RmsFrozen,
 }
 
 /// What stands between the two outer matrices of a layer's MLP.

@@ -30,6 +30,8 @@ pub struct EstimateSettings {
     pub dtype: String,
     /// Hashes of what the architecture was read from.
     pub made_from: MadeFrom,
+    /// Rank of the `LoRA` adapters that the layers of the LLM backbone are estimated with, too; 0: without adapters only.
+    pub lora_rank: u32,
 }
 
 /// A model profile that nobody measured: marked as estimated, each point with no repeats.
@@ -48,7 +50,7 @@ pub fn estimate(
         width: architecture.llm.width,
         num_deep_layers: architecture.projector.num_deep_layers,
         is_tied: architecture.llm.is_tied,
-        variants: DEGREES.map(|degree| (degree, cut(degree))).into(),
+        cut: DEGREES.map(|degree| (degree, cut(degree))).into(),
         modules,
         dispatch_ns: DISPATCH_NS,
         reduce_wait_ns: None,
@@ -75,7 +77,7 @@ pub fn estimate_gpt(
         num_deep_layers: 0,
         is_tied: gpt.is_tied,
         modules: gpt.modules(1)?,
-        variants: if degree > 1 { vec![(degree, gpt.modules(degree)?)] } else { Vec::new() },
+        cut: if degree > 1 { vec![(degree, gpt.modules(degree)?)] } else { Vec::new() },
         dispatch_ns: software.dispatch_ns as f64,
         reduce_wait_ns: Some(software.collective_wait_ns),
         gradient_bytes_moved: software.gradient_bytes_moved,
@@ -93,7 +95,7 @@ struct Parts<'a> {
     is_tied: bool,
     modules: Vec<Module>,
     /// Modules cut over so many ranks.
-    variants: Vec<(u32, Vec<Module>)>,
+    cut: Vec<(u32, Vec<Module>)>,
     /// Time that the host takes to start one kernel, in nanoseconds.
     dispatch_ns: f64,
     /// What an all-reduce within a layer takes longer than in a test that runs nothing else, in nanoseconds; `None`: cut
@@ -119,7 +121,7 @@ impl Parts<'_> {
             modules.iter().map(|module| (module.name.to_owned(), roofline.module(module))).collect()
         };
         let reduce = |degree: u32| {
-            let wait_ns = self.reduce_wait_ns?;
+            let wait_ns = self.reduce_wait_ns.filter(|_| degree > 1)?;
             let is_one = |link: &&LinkProfile| {
                 link.collective == Collective::AllReduce
                     && link.span == LinkSpan::Node
@@ -127,13 +129,25 @@ impl Parts<'_> {
             };
             Some(Reduce { link: network.links.iter().find(is_one)?, wait_ns })
         };
-        let variants = self.variants.iter().filter(|(_, cut)| !cut.is_empty()).map(|(degree, cut)| Variant {
-            tensor_parallel_degree: *degree,
-            lora_rank: 0,
-            has_collectives: self.reduce_wait_ns.is_some(),
-            modules: profiles(cut, reduce(*degree)),
-        });
-        let variants = variants.collect();
+        let variant = |degree: u32, lora_rank: u32, modules: &[Module]| Variant {
+            tensor_parallel_degree: degree,
+            lora_rank,
+            has_collectives: degree > 1 && self.reduce_wait_ns.is_some(),
+            modules: profiles(modules, reduce(degree)),
+        };
+        let cut = || self.cut.iter().filter(|(_, modules)| !modules.is_empty());
+        let mut variants: Vec<Variant> =
+            cut().map(|(degree, modules)| variant(*degree, 0, modules)).collect();
+        if settings.lora_rank > 0 {
+            let with_adapters = |modules: &[Module]| -> Vec<Module> {
+                modules.iter().filter_map(|module| module.with_adapters(settings.lora_rank)).collect()
+            };
+            variants.push(variant(1, settings.lora_rank, &with_adapters(&self.modules)));
+            // Without modules where the degree cuts no layer of the backbone: that it cannot be is then what is said.
+            variants.extend(
+                cut().map(|(degree, modules)| variant(*degree, settings.lora_rank, &with_adapters(modules))),
+            );
+        }
         // AdamW reads and writes parameters, both moments and (beside 16 bit) the float32 copy, and reads gradients.
         let adamw_bytes = if size == 2 { 30 } else { 28 };
         let optimizer_bytes = u128::from(adamw_bytes + self.gradient_bytes_moved) * 1_000_000;

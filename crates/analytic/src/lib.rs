@@ -8,6 +8,7 @@
 //!
 //! *Not modelled*: see `docs/analytic.md`, which says what is counted and what is assumed.
 
+mod adapters;
 mod architecture;
 mod catalogue;
 mod defaults;

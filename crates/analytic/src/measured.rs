@@ -2,7 +2,7 @@
 //!
 //! The tables lie in `measured/`, with source and licence; the example `kernels` makes them and judges them on the rows
 //! that they do not hold. Between the sizes of a table, logarithms of times are interpolated along logarithms of sizes.
-//! Outside, the nearest size's rate holds.
+//! Above the largest size its rate holds, below the smallest its time.
 
 use dflop_types::{Collective, MessagePoint};
 use std::sync::LazyLock;

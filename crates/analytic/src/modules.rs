@@ -419,6 +419,7 @@ pub(super) const fn matrix(inputs: u64, outputs: u64, num_biases: u64, keeps_inp
         cut,
         num_experts: 1,
         is_split: true,
+        is_frozen: false,
     })
 }
 

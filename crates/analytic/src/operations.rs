@@ -38,6 +38,8 @@ pub enum Cut {
 }
 
 /// A matrix product with a weight.
+// Each is a fact of its own.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Product {
     /// Columns of what it reads; for a convolution the values of a window.
@@ -57,8 +59,11 @@ pub struct Product {
     /// Matrices of these sizes that the rows are dealt to, one of them to each row, in one kernel (`grouped_mm`); 1: all rows
     /// go through one matrix.
     pub num_experts: u64,
-    /// Whether the gradient of its weights may be computed later than that of its input. If not, both are computed in I.
+    /// Whether the gradient of its weights may be computed later than that of its input. If not, both are computed in I. That
+    /// holds for linear maps of PyTorch alone, on which adapters are put.
     pub is_split: bool,
+    /// Whether its weights are frozen: no gradient of them is computed, and nothing is kept or queued for one.
+    pub is_frozen: bool,
 }
 
 /// Attention within segments.
@@ -212,7 +217,7 @@ impl Operation {
                 product.num_experts * product.inputs * product.outputs + product.num_biases
             }
             Kind::Norm(NormKind::Layer, width) => 2 * width,
-            Kind::Norm(NormKind::Rms | NormKind::RmsFused, width) => width,
+            Kind::Norm(NormKind::Rms | NormKind::RmsFused | NormKind::RmsFrozen, width) => width,
             Kind::Lookup { rows, width } => rows * width,
             Kind::Attention(_)
             | Kind::Scores(_)
@@ -302,7 +307,7 @@ impl Operation {
     pub fn kept_bytes(&self, segments: &[u64], size: u64) -> u64 {
         let rows = self.rows.of(segments);
         rows * match self.kind {
-            Kind::Product(product) if product.keeps_input => {
+            Kind::Product(product) if product.keeps_input && !product.is_frozen => {
                 return rows * product.inputs * size / product.keepers;
             }
             Kind::Product(_) | Kind::Lookup { .. } | Kind::Reduce { .. } => 0,
@@ -311,6 +316,8 @@ impl Operation {
             Kind::Norm(NormKind::RmsFused, width) => width * size + 4,
             // The input in float32, the scale of each row, and the result before the weight.
             Kind::Norm(NormKind::Rms, width) => width * (4 + size) + 4,
+            // The result before the weight is kept for the gradient of the weight alone.
+            Kind::Norm(NormKind::RmsFrozen, width) => width * 4 + 4,
             // Queries, keys, values, the logarithm of each row's sum; the result is kept by the product that reads it.
             Kind::Attention(attention) => attention.qkv_width() * size + 4 * attention.num_heads,
             // In float32 what the softmax gave, its largest and their sum; their shares in the dtype, sorted by expert.
@@ -339,7 +346,7 @@ impl Operation {
     pub fn queued_input_bytes(&self, segments: &[u64], size: u64) -> u64 {
         let rows = self.rows.of(segments);
         match self.kind {
-            Kind::Product(product) if product.keeps_input && product.is_split => rows * product.inputs * size,
+            Kind::Product(p) if p.keeps_input && p.waits() => rows * p.inputs * size,
             Kind::Lookup { .. } => 8 * rows,
             _ => 0,
         }
@@ -349,7 +356,7 @@ impl Operation {
     pub fn queued_gradient_bytes(&self, segments: &[u64], size: u64) -> u64 {
         let rows = self.rows.of(segments);
         match self.kind {
-            Kind::Product(product) if product.is_split => rows * product.outputs * size,
+            Kind::Product(product) if product.waits() => rows * product.outputs * size,
             Kind::Lookup { width, .. } => rows * width * size,
             _ => 0,
         }
@@ -361,7 +368,8 @@ impl Operation {
         match self.kind {
             Kind::Reduce { width, .. } => rows * width * size,
             Kind::Product(p) => {
-                rows * (p.inputs + p.outputs) * size + p.num_experts * p.inputs * p.outputs * size
+                let gradient = if p.is_frozen { 0 } else { p.num_experts * p.inputs * p.outputs };
+                (rows * (p.inputs + p.outputs) + gradient) * size
             }
             Kind::Routing { num_experts, num_chosen } => rows * (4 * num_experts + 32 * num_chosen),
             Kind::Norm(_, width) => 3 * rows * width * 4,
@@ -421,6 +429,11 @@ impl Operation {
 }
 
 impl Product {
+    /// Whether the gradient of its weights waits from I to W.
+    pub(super) const fn waits(&self) -> bool {
+        self.is_split && !self.is_frozen
+    }
+
     /// `2 m n k` for the forward and for each gradient.
     fn work(&self, rows: u64, phase: Phase, size: u64) -> Work {
         let (m, k, n) = (u128::from(rows), u128::from(self.inputs), u128::from(self.outputs));
@@ -429,6 +442,7 @@ impl Product {
             Phase::Forward => 1,
             Phase::Input if self.has_input_gradient => 1,
             Phase::Input => return Work::default(),
+            Phase::Weight if self.is_frozen => return Work::default(),
             // The gradient, its sum with that of the microbatches before, and the same for the bias.
             Phase::Weight => 2 + 2 * u64::from(self.num_biases > 0),
         };
@@ -463,11 +477,13 @@ impl Pass {
 ///
 /// Layer norm: read and write; backward reads input and gradient, writes one, and reads both again for the weight. RMS
 /// norm as Hugging Face writes it: to float32, square, mean, sum, inverse root, product, back, weight: counted from
-/// bfloat16, where a float32 value is two moves (`2+4 + 8 + 4 + 8 + 6 + 4 = 36` bytes, 18 moves).
+/// bfloat16, where a float32 value is two moves (`2+4 + 8 + 4 + 8 + 6 + 4 = 36` bytes, 18 moves). Of the backward four moves
+/// are the gradient of the weight: a product, and its sum over the rows.
 const fn norm_pass(kind: NormKind, width: u64) -> Pass {
     let (forward_moves, backward_moves, forward_kernels, backward_kernels) = match kind {
         NormKind::Layer | NormKind::RmsFused => (2, 5, 1, 3),
         NormKind::Rms => (18, 30, 8, 12),
+        NormKind::RmsFrozen => (18, 26, 8, 10),
     };
     Pass { width, forward_moves, backward_moves, kept: 0, forward_kernels, backward_kernels, is_cut: false }
 }

@@ -196,8 +196,8 @@ impl Roofline<'_> {
             operations.iter().map(|o| of(o, segments, self.size)).sum::<u64>()
         };
         let gradients = sum(Operation::queued_gradient_bytes);
-        let is_split = |o: &&&Operation| !matches!(o.kind, Kind::Product(product) if !product.is_split);
-        let weights = operations.iter().filter(is_split).map(|o| o.num_parameters() * self.size);
+        let waits = |o: &&&Operation| !matches!(o.kind, Kind::Product(product) if !product.waits());
+        let weights = operations.iter().filter(waits).map(|o| o.num_parameters() * self.size);
         let weight = weights.max().unwrap_or(0);
         SplitBytes {
             queued_bytes: gradients + sum(Operation::queued_input_bytes),

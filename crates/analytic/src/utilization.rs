@@ -14,9 +14,7 @@ impl Architecture {
     }
 
     /// As [`Self::training_flops`], where only `trained` trains: what is frozen has no gradients of its weights, and passes
-    /// one on only where something before it trains.
-    ///
-    /// *Not modelled*: the products of `LoRA` adapters, whose share is their rank over the width.
+    /// one on only where something before it trains. Adapters count with their products.
     pub fn training_flops_of(&self, shape: &MicrobatchShape, trained: &Trained) -> u128 {
         let groups = shape.encoder_segments.iter();
         let encoder: Vec<u64> = groups
@@ -25,6 +23,8 @@ impl Architecture {
         let llm: Vec<u64> = shape.llm_tokens.iter().copied().map(u64::from).collect();
         let labels = [shape.label_tokens];
         let of_module = |module: &crate::Module| {
+            let adapted = module.with_adapters(trained.lora_rank);
+            let module = adapted.as_ref().unwrap_or(module);
             let segments = match module.name {
                 "llm_head" => labels.to_vec(),
                 "llm_embedding" | "llm_layer" => llm.clone(),
@@ -34,7 +34,7 @@ impl Architecture {
             let flops = module.flops(&segments);
             let (is_before, is_own) = match module.name {
                 "llm_embedding" | "llm_layer" | "llm_head" => {
-                    let is_own = trained.llm && trained.lora_rank == 0;
+                    let is_own = trained.llm && (trained.lora_rank == 0 || adapted.is_some());
                     (trained.llm || trained.projector || trained.encoder, is_own)
                 }
                 "projector" => (trained.encoder, trained.projector),
@@ -126,7 +126,9 @@ mod tests {
         assert_eq!(flops(Recipe::FrozenEncoder), full - of_encoder);
         assert_eq!(flops(Recipe::FrozenLlm), full - llm(&|f| f.weight));
         assert_eq!(flops(Recipe::Projector), full - of_encoder - llm(&|f| f.weight));
-        assert_eq!(flops(Recipe::Lora), flops(Recipe::Projector));
+        // 28 layers: queries and out 3,584 + 3,584, keys and values 3,584 + 512, MLP 3 x (3,584 + 18,944), each three times.
+        let adapters: u128 = 28 * 16 * (2 * (3_584 + 3_584) + 2 * (3_584 + 512) + 3 * (3_584 + 18_944));
+        assert_eq!(flops(Recipe::Lora), flops(Recipe::Projector) + 6 * 500 * adapters);
     }
 
     #[test]

@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 use dflop_analytic::{
-    Architecture, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, catalogue, catalogue_model,
-    estimate,
+    Architecture, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, Operation, catalogue,
+    catalogue_model, estimate,
 };
-use dflop_cost::CostModel;
-use dflop_types::{Artifact, LinkSpan, MadeFrom, MicrobatchShape, ModelProfile, Recompute};
+use dflop_cost::{CostModel, CostSettings};
+use dflop_types::{Artifact, LinkSpan, MadeFrom, MicrobatchShape, ModelProfile, Recipe, Recompute};
 use serde_json::{Value, json};
 
 /// Two tokens a side, all widths below ten.
@@ -32,9 +32,17 @@ fn module(config: &Value, name: &str) -> Module {
 }
 
 fn profile(model: &str, hardware: &str, dtype: &str) -> ModelProfile {
+    profile_with(model, hardware, dtype, 0)
+}
+
+fn profile_with(model: &str, hardware: &str, dtype: &str, lora_rank: u32) -> ModelProfile {
     let architecture = catalogue_model(model).unwrap().architecture().unwrap();
-    let settings =
-        EstimateSettings { model: model.to_owned(), dtype: dtype.to_owned(), made_from: MadeFrom::new() };
+    let settings = EstimateSettings {
+        model: model.to_owned(),
+        dtype: dtype.to_owned(),
+        made_from: MadeFrom::new(),
+        lora_rank,
+    };
     estimate(&architecture, Hardware::named(hardware).unwrap(), &settings).unwrap()
 }
 
@@ -147,6 +155,120 @@ fn experts_that_are_not_understood_are_refused_by_name() {
     assert_eq!(Architecture::from_config(&config).unwrap().llm.experts.unwrap().count, 7);
 }
 
+/// Bytes that a module keeps in 16 bit.
+fn kept(module: &Module, tokens: u64) -> u64 {
+    module.operations.iter().map(|operation| operation.kept_bytes(&[tokens], 2)).sum()
+}
+
+#[test]
+fn a_layer_with_adapters_by_hand() {
+    let base = module(&tiny(), "llm_layer");
+    let layer = base.with_adapters(3).unwrap();
+    // Inputs and outputs of queries and out 4 + 4, keys and values 4 + 2, three maps of the MLP 4 + 6.
+    let adapters = 3 * (2 * 8 + 2 * 6 + 3 * 10);
+    assert_eq!(layer.num_parameters(), base.num_parameters() + adapters);
+    // 2 x 3 tokens x weights. W is the adapters' alone. The last B, 3 x 4, is not run again.
+    let beside = 6 * u128::from(adapters);
+    let expected = ModuleFlops {
+        forward: 864 + beside,
+        input: 1_080 + beside,
+        weight: beside,
+        recomputed: 864 + beside - 6 * 12,
+    };
+    assert_eq!(layer.flops(&[3]), expected);
+    // As without, but a norm keeps no result before its weight; and what A gives, 3 wide, seven times.
+    assert_eq!(kept(&layer, 5), 5 * (40 + 36 + 24 + 36 + 42));
+    // From I to W wait A's inputs, 4 three times and 6, and what B reads; gradients of what A gives, and of what B gives.
+    let [inputs, gradients] = [Operation::queued_input_bytes, Operation::queued_gradient_bytes]
+        .map(|of| layer.operations.iter().map(|one| of(one, &[5], 2)).sum::<u64>());
+    assert_eq!((inputs, gradients), (10 * (18 + 21), 10 * (21 + 4 + 2 + 2 + 4 + 6 + 6 + 4)));
+    // Rank 0 is no adapter, and no other module gets one.
+    for module in Architecture::from_config(&tiny()).unwrap().modules() {
+        assert_eq!(module.with_adapters(0), None);
+        assert_eq!(module.with_adapters(3).is_some(), module.name == "llm_layer");
+    }
+}
+
+/// Where outputs are cut B is, where inputs are cut A is; what A gives is whole on both ranks.
+#[test]
+fn a_cut_layer_with_adapters_by_hand() {
+    let mut config = tiny();
+    config["text_config"]["num_key_value_heads"] = json!(2);
+    let base = module(&config, "llm_layer").cut(2).unwrap();
+    let part = base.with_adapters(3).unwrap();
+    // Queries, keys and values 4 + 2, out 2 + 4, gate and up 4 + 3, down 3 + 4.
+    assert_eq!(part.num_parameters(), base.num_parameters() + 3 * (4 * 6 + 3 * 7));
+    assert_eq!(kept(&part, 6), 3 * (40 + 36 + 32 + 36) + 6 * 42);
+    // The weights' gradients of all ranks: those that are whole count once for each.
+    assert_eq!(part.flops(&[5]).weight, 2 * 5 * 3 * (4 * 6 + 3 * 7));
+}
+
+#[test]
+fn experts_and_router_stay_frozen_without_adapters() {
+    let base = module(&tiny_experts(), "llm_layer");
+    let layer = base.with_adapters(3).unwrap();
+    // On attention alone: queries and out 4 + 4, keys and values 4 + 2.
+    let adapters = 3 * (2 * 8 + 2 * 6);
+    assert_eq!(layer.num_parameters(), base.num_parameters() + adapters);
+    assert_eq!(layer.flops(&[3]).weight, 6 * u128::from(adapters));
+    assert_eq!(layer.flops(&[3]).input, base.flops(&[3]).input + 6 * u128::from(adapters));
+    // Two norms of 4 and those of 3 heads of 2 keep no result before the weight; router and experts keep no input: 4, and of
+    // two copies 4 and 5.
+    let unkept = 2 * (2 * 4 + 3 * 2) + 2 * (4 + 2 * (4 + 5));
+    assert_eq!(kept(&layer, 6), kept(&base, 6) + 6 * (4 * 3 * 2) - 6 * unkept);
+}
+
+/// Of every model of the catalogue: parameters of the adapters in closed form; less is kept, and wide models take less time, than
+/// where all trains; and each degree that cuts the layers cuts those with adapters.
+#[test]
+fn every_model_is_estimated_with_adapters() {
+    for model in catalogue() {
+        let profile = profile_with(&model.name, "h100", "bfloat16", 16);
+        assert!(profile.problems().is_empty(), "{}: {:?}", model.name, profile.problems());
+        let without = profile_with(&model.name, "h100", "bfloat16", 0);
+        let of_rank = |rank: u32| profile.variants.iter().filter(move |one| one.lora_rank == rank);
+        assert!(of_rank(0).eq(without.variants.iter()) && profile.modules == without.modules);
+        let llm = model.architecture().unwrap().llm;
+        let (queries, keys) = (llm.num_heads * llm.head_size, llm.num_key_value_heads * llm.head_size);
+        let attention = 2 * (llm.width + queries) + 2 * (llm.width + keys);
+        let mlp = if llm.experts.is_some() { 0 } else { 3 * (llm.width + llm.mlp_width) };
+        let (base, layer) = (&profile.modules["llm_layer"], of_rank(16).next().unwrap());
+        assert_eq!(layer.tensor_parallel_degree, 1);
+        let layer = &layer.modules["llm_layer"];
+        assert_eq!(layer.num_parameters - base.num_parameters, 16 * (attention + mlp), "{}", model.name);
+        for (with, all) in layer.linear.points.iter().zip(&base.linear.points) {
+            assert!(with.repeats == 0 && with.activation_bytes < all.activation_bytes);
+            // Below, the host is slower than the device, and adapters have more kernels.
+            if with.size >= 16_384 {
+                assert!(with.forward_ns > all.forward_ns, "{}: {with:?}, {all:?}", model.name);
+                // All of the backward of experts that train is I.
+                let (is_longer, of_experts) = (with.input_ns > all.input_ns, llm.experts.is_some());
+                assert!(is_longer != of_experts, "{}: {with:?}, {all:?}", model.name);
+            }
+        }
+        let degrees = |rank: u32| {
+            let cut = of_rank(rank).filter(|one| one.modules.contains_key("llm_layer"));
+            cut.map(|one| one.tensor_parallel_degree).filter(|&degree| degree > 1).collect::<Vec<_>>()
+        };
+        assert_eq!(degrees(16), degrees(0), "{}", model.name);
+        let microbatch = MicrobatchShape {
+            llm_tokens: vec![1_024; 16],
+            label_tokens: 4_096,
+            ..MicrobatchShape::default()
+        };
+        let step_ns = |recipe: Recipe| {
+            let settings = CostSettings { trained: recipe.trained(16), ..CostSettings::default() };
+            let cost = CostModel::with(&profile, &settings).unwrap();
+            let stage = cost.llm_stage(&microbatch, llm.num_layers as u32, true, true);
+            stage.forward_ns + stage.backward_ns
+        };
+        // On narrow layers what adapters read and write costs more than the gradients of the weights, which they spare.
+        if llm.width >= 3_584 {
+            assert!(step_ns(Recipe::Lora) < step_ns(Recipe::Full), "{}", model.name);
+        }
+    }
+}
+
 /// Time follows the experts that a token reads, memory all of them; few rows an expert are slower than their operations say.
 #[test]
 fn experts_cost_time_by_what_is_read_and_memory_by_what_is_held() {
@@ -171,6 +293,7 @@ fn experts_cost_time_by_what_is_read_and_memory_by_what_is_held() {
             model: String::new(),
             dtype: "bfloat16".to_owned(),
             made_from: MadeFrom::new(),
+            lora_rank: 0,
         };
         estimate(&dense, Hardware::named("h100").unwrap(), &settings).unwrap().modules["llm_layer"].clone()
     };

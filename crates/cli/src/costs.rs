@@ -119,6 +119,7 @@ pub fn estimated(model: &str, device: &str, dtype: &str) -> Result<ModelProfile,
         model: model.name.clone(),
         dtype: dtype.to_owned(),
         made_from: MadeFrom::from([("model_config".to_owned(), hash)]),
+        lora_rank: 0,
     };
     let architecture: Architecture = model.architecture()?;
     Ok(estimate(&architecture, Hardware::named(device)?, &settings)?)

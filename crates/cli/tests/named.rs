@@ -189,3 +189,53 @@ fn a_sweep_is_a_table_and_a_figure() {
     let said = session.dflop(&["simulate", "--plot", "sweep.svg"]);
     assert!(said.contains("status: 2") && said.contains("--set"), "{said}");
 }
+
+/// LoRA on a model of the catalogue: estimated for the configured rank, with less memory than where all trains, and
+/// anew for another rank.
+#[test]
+fn adapters_are_planned_without_a_device() {
+    let session = session(&format!("{CONFIG}train: {{recipe: full}}\n"));
+    let planned = |session: &Session| {
+        let said = session.dflop(&[
+            "plan",
+            "--json",
+            "--only",
+            "zero=0,llm.tp=1,llm.pp=4,encoder.tp=1,recompute=none",
+        ]);
+        assert!(said.contains("status: 0"), "{said}");
+        (json(&said), said)
+    };
+    let (full, _) = planned(&session);
+    let ranks = |session: &Session| {
+        let profile: Value =
+            serde_json::from_str(&fs::read_to_string(session.path("model_profile.json")).unwrap()).unwrap();
+        let variants = profile["variants"].as_array().unwrap().iter();
+        variants.map(|variant| variant["lora_rank"].as_u64().unwrap()).max().unwrap()
+    };
+    assert_eq!(ranks(&session), 0);
+    session.edit("dflop.yaml", |text| text.replace("recipe: full", "recipe: lora"));
+    let (adapted, said) = planned(&session);
+    assert!(said.contains("estimated without adapters of rank 16: making it again"), "{said}");
+    assert_eq!(ranks(&session), 16);
+    let of = |answer: &Value, field: &str| answer["plans"][0][field].as_f64().unwrap();
+    for less in ["step_ms", "peak_bytes"] {
+        assert!(of(&adapted, less) < of(&full, less), "{less}: {adapted}");
+    }
+    assert_eq!(adapted["is_estimated"], true);
+    for command in
+        [&["plan", "--compare"][..], &["simulate", "--steps", "1"], &["advise", "data_profile.parquet"]]
+    {
+        let said = session.dflop(command);
+        assert!(said.contains("status: 0"), "{said}");
+    }
+    session.edit("dflop.yaml", |text| text.replace("recipe: lora", "recipe: lora, lora_rank: 8"));
+    let made = session.dflop(&["profile", "model", "--estimate"]);
+    assert!(made.contains("status: 0") && ranks(&session) == 8, "{made}");
+    let made = session.dflop(&["profile", "model", "--estimate", "--lora-rank", "4"]);
+    assert!(made.contains("status: 0") && ranks(&session) == 4, "{made}");
+    assert!(planned(&session).1.contains("without adapters of rank 8"));
+    // A recipe that is only tried is estimated for it.
+    session.edit("dflop.yaml", |text| text.replace("recipe: lora", "recipe: full"));
+    let said = session.dflop(&["simulate", "--set", "train.recipe=full,lora"]);
+    assert!(said.contains("status: 0"), "{said}");
+}

@@ -54,7 +54,8 @@ impl<'a> Choice<'a> {
         let is_layer = name.ends_with("_layer");
         let recompute = if is_layer { component.recompute } else { Recompute::None };
         let mode = Mode { name, runs, recompute };
-        let collectives = chosen.lacks_collectives.then(|| self.collectives(mode, component));
+        let collectives =
+            chosen.lacks_collectives.then(|| self.collectives(mode, component, chosen.has_adapters));
         let mut module = Module::new(mode, chosen.measured, collectives)?;
         if chosen.has_adapters {
             module.num_trained_parameters = module.num_parameters - chosen.num_frozen;
@@ -65,7 +66,7 @@ impl<'a> Choice<'a> {
 
     /// What the ranks of a cut module sum up together, in the way of Megatron: the outputs of attention and of the MLP
     /// in a layer, and the gradients of their inputs; the output of a projector and of an embedding, the gradient of a
-    /// projector's and of the head's input. Recomputing a whole layer sums its outputs again.
+    /// projector's and of the head's input. Recomputing a whole layer, or one with adapters, sums its outputs again.
     ///
     /// In the LLM backbone each sum is a reduce-scatter and an all-gather, which together are the bytes of an all-reduce: each
     /// is counted as half of one. The backward gathers the inputs of weights that train once more, and what leaves the
@@ -75,8 +76,10 @@ impl<'a> Choice<'a> {
     ///
     /// *References*: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3; Korthikanti et al., arXiv 2205.05198,
     /// section 4.2.
-    fn collectives(&self, mode: Mode, component: ComponentSettings) -> Collectives {
-        let is_full = mode.recompute == Recompute::Full;
+    fn collectives(&self, mode: Mode, component: ComponentSettings, has_adapters: bool) -> Collectives {
+        // Selective recomputation keeps the result of a linear map, but not that of a map with adapters.
+        let is_full =
+            mode.recompute == Recompute::Full || mode.recompute == Recompute::Selective && has_adapters;
         let (forward_halves, backward_halves) = match mode.name {
             "encoder_embedding" => (2, 0),
             "llm_embedding" => (2, 1),
@@ -137,8 +140,11 @@ impl<'a> Choice<'a> {
         let num_frozen = cut.as_ref().unwrap_or(&base).num_frozen;
         let wanted = self.variant(degree, lora_rank, name).ok_or_else(not_measured)?;
         if let Some(found) = both(Some(wanted)) {
-            let is_of_adapters = num_frozen < found.1.num_parameters;
-            return Ok(of(found, if is_of_adapters { num_frozen } else { 0 }));
+            let num_parameters = found.1.num_parameters;
+            let chosen = of(found, if num_frozen <= num_parameters { num_frozen } else { 0 });
+            // Embedding and head are measured frozen, without adapters.
+            let has_adapters = chosen.has_adapters && num_frozen != num_parameters;
+            return Ok(Chosen { has_adapters, ..chosen });
         }
         // Cut layers differ from whole ones, so a variant that lacks them has them not cut, as training would refuse to.
         if degree > 1 && cut.is_none() && name.ends_with("_layer") {

@@ -164,6 +164,11 @@ impl Hint for CostError {
             Self::VariantNotMeasured { degree, lora_rank, measured, is_estimated: false } => {
                 measures(*degree, *lora_rank, measured)
             }
+            Self::VariantNotMeasured { lora_rank, measured, .. }
+                if measured.iter().all(|(_, rank)| rank != lora_rank) =>
+            {
+                format!("estimate it with `dflop profile model --estimate --lora-rank {lora_rank}`")
+            }
             Self::VariantNotMeasured { .. } => {
                 "take one of those, or measure on the device itself: `dflop profile model`".to_owned()
             }

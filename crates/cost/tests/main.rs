@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
 
+mod adapters;
 mod fixture;
 mod heap;
 mod memory;

@@ -282,6 +282,8 @@ fn what_was_not_measured_is_an_error_that_names_what_was() {
             .starts_with("model profile: tensor parallel degree 4 was not estimated; estimated: ")
     );
     assert!(error.hint().unwrap().starts_with("take one of those"));
+    let error = CostModel::with(&estimated, &trained(true, true, true, 16)).unwrap_err();
+    assert_eq!(error.hint().unwrap(), "estimate it with `dflop profile model --estimate --lora-rank 16`");
     assert_eq!(
         message(&trained(true, true, false, 8)).0,
         "`trained.lora_rank` is 8 but `trained.llm` is false, must be 0 then"

@@ -222,6 +222,7 @@ fn bench(layout: Layout, num_microbatches: u32, arm: Arm) -> Result<Bench, Box<d
         model: model.name.clone(),
         dtype: "bfloat16".to_owned(),
         made_from: MadeFrom::new(),
+        lora_rank: 0,
     };
     let profile = estimate(&model.architecture()?, Hardware::named("h100")?, &settings)?;
     let shapes: Vec<SampleShape> =

@@ -49,6 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         model: model.name.clone(),
         dtype: "bfloat16".to_owned(),
         made_from: MadeFrom::new(),
+        lora_rank: 0,
     };
     let profile = estimate(&model.architecture()?, Hardware::named("h100")?, &settings)?;
     let plain = CostModel::new(&profile)?;

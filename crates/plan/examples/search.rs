@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         model: model.name.clone(),
         dtype: "bfloat16".to_owned(),
         made_from: MadeFrom::new(),
+        lora_rank: 0,
     };
     let profile = estimate(&model.architecture()?, Hardware::named("h100")?, &settings)?;
     let mix = mixes::shapes(include_str!("../../../fixtures/mixes/llava_onevision.csv"))?;

@@ -164,10 +164,11 @@ class Dataset:
 class ModelFlops:
     """Floating point operations that training a model takes, as `torch.utils.flop_counter` counts them."""
 
-    def __init__(self, config: str, recipe: str) -> None:
+    def __init__(self, config: str, recipe: str, lora_rank: int) -> None:
         """`config` is the text of `config.json`; ProfileError if the operations of its family are not known.
 
-        `recipe` is a value of `train.recipe`: frozen parts take fewer operations.
+        `recipe` is a value of `train.recipe`: frozen parts take fewer operations. `lora_rank` is that
+        of the adapters under `lora`; other recipes have none.
         """
     def of(self, dataset: Dataset, samples: Sequence[int]) -> int:
         """Forward and backward of the samples, encoder and projector included; nothing is recomputed."""

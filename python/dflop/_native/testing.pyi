@@ -8,14 +8,15 @@ from dflop._native import Balance, Meets, Schedule, StepScheduler
 def load_config(path: str) -> dict[str, Any]:
     """The configuration at `path`, checked and with every default filled in."""
 
-def model_modules(config: str) -> tuple[dict[str, tuple[int, int]], int]:
+def model_modules(config: str, *, lora_rank: int = 0) -> tuple[dict[str, tuple[int, int]], int]:
     """Modules of the model that `config` (the text of a `config.json`) describes.
 
     Returns by name how many of it the model has and the parameters of one, and the parameters of the whole,
-    each matrix once. ProfileError for a field that decides the size and is missing or unknown.
+    each matrix once. With `lora_rank` the parts of layers that get adapters hold them; the whole has none.
+    ProfileError for a field that decides the size and is missing or unknown.
     """
 
-def module_flops(config: str, module: str, segments: Sequence[int]) -> dict[str, int]:
+def module_flops(config: str, module: str, segments: Sequence[int], *, lora_rank: int = 0) -> dict[str, int]:
     """Floating point operations of a module over segments of these tokens (label tokens for `llm_head`).
 
     As `torch.utils.flop_counter` counts them: `forward`; `input` (gradients of what it reads and of all
@@ -24,7 +25,7 @@ def module_flops(config: str, module: str, segments: Sequence[int]) -> dict[str,
     """
 
 def module_activation_bytes(
-    config: str, module: str, segments: Sequence[int], *, value_bytes: int = 2
+    config: str, module: str, segments: Sequence[int], *, value_bytes: int = 2, lora_rank: int = 0
 ) -> int:
     """Bytes that the forward of a module keeps for its backward, with values of 2 or 4 bytes."""
 

@@ -22,13 +22,20 @@ class Utilization:
     """Computes the rates of a run, on the leader."""
 
     def __init__(
-        self, model_dir: Path, recipe: str, dtype: str, device: torch.device, num_ranks: int
+        self,
+        model_dir: Path,
+        recipe: str,
+        lora_rank: int,
+        dtype: str,
+        device: torch.device,
+        num_ranks: int,
     ) -> None:
         """Reads the sizes of the model.
 
         Args:
             model_dir: With `config.json`.
             recipe: What trains.
+            lora_rank: Of the adapters under the recipe `lora`; others have none.
             dtype: What forward and backward compute in.
             device: Of this rank; all ranks have the same kind.
             num_ranks: Number of all ranks.
@@ -39,7 +46,8 @@ class Utilization:
         self.reason: str | None = None
         """Why MFU cannot be computed; none where it can."""
         try:
-            self._flops = ModelFlops((model_dir / "config.json").read_text(encoding="utf-8"), recipe)
+            config = (model_dir / "config.json").read_text(encoding="utf-8")
+            self._flops = ModelFlops(config, recipe, lora_rank)
         except ProfileError as error:
             self.reason = f"the operations of this model are not counted: {error}"
             return

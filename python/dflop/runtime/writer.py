@@ -83,7 +83,7 @@ class StepWriter:
         self._adaptation = adaptation
         self._population = population
         self._utilization = Utilization(
-            options.model_dir, options.recipe, options.dtype, mesh.device, mesh.num_ranks
+            options.model_dir, options.recipe, options.lora_rank, options.dtype, mesh.device, mesh.num_ranks
         )
         if self._utilization.reason is not None and mesh.device.type == "cuda":
             say(f"no MFU: {self._utilization.reason}")

@@ -132,6 +132,8 @@ pub(crate) struct ProfileModel {
         value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) tensor_parallel: Vec<u32>,
     /// Also measure with LoRA adapters of this rank on frozen weights; 0: do not
+    ///
+    /// With --estimate, 0 is train.lora_rank where train.recipe is lora.
     #[arg(long, value_name = "RANK", default_value_t = 0)]
     pub(crate) lora_rank: u32,
     /// Measure everything again

@@ -38,7 +38,9 @@ pub(super) fn run(arguments: &args::ProfileModel) -> Result<(), Failure> {
     let configured = config.as_ref().map(|config| config.model.dtype.clone());
     let dtype = wanted.dtype.clone().or(configured).unwrap_or_else(|| "bfloat16".to_owned());
     let architecture = read.0.clone();
-    let profile = of(read, hardware, dtype)?;
+    let configured = config.as_ref().map_or(0, |config| config.trained().lora_rank);
+    let lora_rank = if arguments.lora_rank > 0 { arguments.lora_rank } else { configured };
+    let profile = of(read, hardware, dtype, lora_rank)?;
     let name = "model_profile.json";
     let out = match (&arguments.out, &config) {
         (Some(out), _) => out.clone(),
@@ -54,18 +56,19 @@ pub(super) fn run(arguments: &args::ProfileModel) -> Result<(), Failure> {
     write(&out, &profile)
 }
 
-/// The profile of the configured model on a device.
+/// The profile of the configured model on a device, with the adapters that the configuration trains.
 pub(super) fn configured(config: &Config, hardware: &Hardware) -> Result<ModelProfile, Failure> {
-    of(of_config(config)?, hardware, config.model.dtype.clone())
+    of(of_config(config)?, hardware, config.model.dtype.clone(), config.trained().lora_rank)
 }
 
 fn of(
     (architecture, model, hash): Read,
     hardware: &Hardware,
     dtype: String,
+    lora_rank: u32,
 ) -> Result<ModelProfile, Failure> {
     let made_from = MadeFrom::from([("model_config".to_owned(), hash)]);
-    Ok(estimate(&architecture, hardware, &EstimateSettings { model, dtype, made_from })?)
+    Ok(estimate(&architecture, hardware, &EstimateSettings { model, dtype, made_from, lora_rank })?)
 }
 
 /// The configured model: of its directory, or of the catalogue.

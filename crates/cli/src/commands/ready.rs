@@ -35,10 +35,15 @@ pub(super) fn make_missing(config: &Config, files: &InputFiles) -> Result<(), Fa
         let is_ours = found.made_from.get("model_config") == Some(&model)
             && found.device.name == hardware.title
             && found.device.dtype == config.model.dtype;
-        if is_ours {
+        // What was measured without these adapters stays: the error that follows says how to measure them.
+        let lacks_adapters = found.is_estimated && !has_adapters(&found, config.trained().lora_rank);
+        if is_ours && !lacks_adapters {
             return Ok(());
         }
-        if !found.is_estimated {
+        if is_ours {
+            let rank = config.trained().lora_rank;
+            talk!("the model profile was estimated without adapters of rank {rank}: making it again");
+        } else if !found.is_estimated {
             let hint = format!(
                 "name another with `--model-profile FILE`, or move it away: one for {name} is then estimated"
             );
@@ -51,9 +56,16 @@ pub(super) fn make_missing(config: &Config, files: &InputFiles) -> Result<(), Fa
                 Some(hint),
             ));
         }
-        talk!("the model profile was estimated for {}: making it again", found.device.name);
+        if !is_ours {
+            talk!("the model profile was estimated for {}: making it again", found.device.name);
+        }
     }
     let profile = estimate::configured(config, hardware)?;
     talk!("estimated, not measured: {} on {}", profile.model, hardware.title);
     super::write(&path, &profile)
+}
+
+/// Whether a profile holds layers with adapters of this rank; true at rank 0, which needs none.
+pub(super) fn has_adapters(profile: &ModelProfile, lora_rank: u32) -> bool {
+    lora_rank == 0 || profile.variants.iter().any(|variant| variant.lora_rank == lora_rank)
 }

@@ -1,9 +1,10 @@
 //! `dflop simulate --set FIELD=VALUE[,VALUE...]`: the best plan under other conditions, one row for each combination.
 
+use super::ready::has_adapters;
 use super::{Inputs, caveats, estimate};
 use crate::Failure;
 use crate::config::Config;
-use dflop_analytic::Hardware;
+use dflop_analytic::{HARDWARE, Hardware};
 use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_report::{Sweep, SweepLine};
 use dflop_types::{
@@ -114,6 +115,7 @@ impl Case {
                 let recipe: Recipe =
                     value.parse().map_err(|_| wrong(field, value, "must be a recipe of `train.recipe`"))?;
                 self.config.train.recipe = recipe.to_string();
+                self.add_adapters()?;
             }
             _ => {
                 let kind = field
@@ -123,6 +125,21 @@ impl Case {
                 let part = value.parse::<f64>().ok().filter(|part| (0.0..=1.0).contains(part));
                 self.weights.insert(kind, part.ok_or_else(|| wrong(field, value, "must be from 0 to 1"))?);
             }
+        }
+        Ok(())
+    }
+
+    /// Adds the layers with the adapters that now train to a profile that was estimated without them; a measured one stays as it
+    /// is.
+    fn add_adapters(&mut self) -> Result<(), Failure> {
+        let lora_rank = self.config.trained().lora_rank;
+        let device = HARDWARE.iter().find(|one| one.title == self.model.device.name);
+        if let (Some(device), true, false) =
+            (device, self.model.is_estimated, has_adapters(&self.model, lora_rank))
+        {
+            let made = estimate::configured(&self.config, device)?;
+            let adapted = made.variants.into_iter().filter(|variant| variant.lora_rank == lora_rank);
+            self.model.variants.extend(adapted);
         }
         Ok(())
     }

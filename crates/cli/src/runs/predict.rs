@@ -106,6 +106,7 @@ impl Predictor {
                     model: "gpt".to_owned(),
                     dtype: row.dtype.to_owned(),
                     made_from: MadeFrom::new(),
+                    lora_rank: 0,
                 };
                 estimate_gpt(&row.gpt, row.tp, row.hardware, &settings)?
             }
