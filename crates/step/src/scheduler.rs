@@ -128,6 +128,11 @@ impl StepScheduler {
         self
     }
 
+    /// The same scheduler, of which every microbatch recomputes what its model does.
+    pub(crate) fn uneased(&self) -> Self {
+        Self { eased: Eased::default(), ..self.clone() }
+    }
+
     /// The model by whose times samples are balanced: that which recomputes least.
     pub(crate) fn balanced_model(&self) -> &CostModel {
         self.eased.least().unwrap_or(&self.model)
