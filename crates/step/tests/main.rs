@@ -9,6 +9,7 @@ mod colocated;
 mod common;
 mod encoder_stages;
 mod fixture;
+mod giants;
 mod interleaved;
 mod lists;
 mod parts;
