@@ -51,7 +51,9 @@ def lists_of_rounds(plan, rounds):
         stages = list(plan.stages(rank))
         there = [(stage, "F") for stage in stages]
         back = [(stage, "B") for stage in reversed(stages)]
-        lists.append([f"{s}{letter}{j}" for of_round in rounds for s, letter in there + back for j in of_round])
+        lists.append(
+            [f"{s}{letter}{j}" for of_round in rounds for s, letter in there + back for j in of_round]
+        )
     return lists
 
 
