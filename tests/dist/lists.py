@@ -44,6 +44,19 @@ def random_lists(plan, num_microbatches, seed, split_ratio=0.5, whole_ranks=()):
     return lists
 
 
+def lists_of_rounds(plan, rounds):
+    """The pipeline runs empty between `rounds` of microbatches, which pass a rank chunk by chunk, and back."""
+    lists = []
+    for rank in range(plan.num_ranks):
+        stages = list(plan.stages(rank))
+        there = [(stage, "F") for stage in stages]
+        back = [(stage, "B") for stage in reversed(stages)]
+        lists.append(
+            [f"{s}{letter}{j}" for of_round in rounds for s, letter in there + back for j in of_round]
+        )
+    return lists
+
+
 def late_weights(plan, num_microbatches):
     """All forwards, last microbatch first; then I of each; then W of each: the most that can wait."""
     backwards = range(num_microbatches)

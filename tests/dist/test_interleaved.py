@@ -10,7 +10,7 @@ import tiny_llava
 import torch
 from conformance import SETTINGS
 from demo_run import lines, request, run_training, write_demo
-from lists import random_lists
+from lists import lists_of_rounds, random_lists
 from ranks import results, run_ranks
 from test_conformance_ranks import Case, shared_out
 from test_gradients import AWARE, BLIND
@@ -86,6 +86,14 @@ def test_any_action_list_gives_them(layout, model_dir, expected, tmp_path, monke
     plan = plan_of(tmp_path, layout, llm)
     schedule = make_schedule(llm, layout[0], actions=random_lists(plan, len(llm), 3))
     check(plan, schedule, model_dir, expected, tmp_path)
+
+
+def test_a_pipeline_that_runs_empty_around_a_giant_gives_them(model_dir, expected, tmp_path):
+    """The largest microbatch has a round of its own, between a round of two and one of one."""
+    llm = AWARE[1]
+    plan = plan_of(tmp_path, (2, 1, 2, 2), llm)
+    lists = lists_of_rounds(plan, [[0, 2], [3], [1]])
+    check(plan, make_schedule(llm, 2, actions=lists), model_dir, expected, tmp_path)
 
 
 def test_a_tied_head_is_trained_as_one(tmp_path):

@@ -42,6 +42,25 @@ impl CostModel {
     /// # Errors
     /// [`MemoryError`] for actions that cannot be run in this order.
     pub fn rank_peak(&self, steps: &RankSteps<'_>) -> Result<RankMemory, MemoryError> {
+        let (fullest, is_extrapolated) = self.fullest_of(steps)?;
+        let fixed = self.sharded_memory(steps.role, steps.sharding);
+        Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
+    }
+
+    /// Bytes that the microbatches add at the fullest moment of the actions to what the rank holds whatever the samples, the
+    /// allocator's overhead on them included. Unlike in [`CostModel::rank_peak`], it does not matter whether the optimizer
+    /// needs more after them. So the bytes of several microbatches, each alone, add up to at least what they take together,
+    /// open messages apart.
+    ///
+    /// # Errors
+    /// [`MemoryError`] for actions that cannot be run in this order.
+    pub fn added_bytes(&self, steps: &RankSteps<'_>) -> Result<u64, MemoryError> {
+        let ((load, _), _) = self.fullest_of(steps)?;
+        Ok(load.total().saturating_add(self.holding.allocator_bytes(load.total())))
+    }
+
+    /// The fullest moment of a rank with one run of layers, and whether a curve was asked outside its measured range.
+    fn fullest_of(&self, steps: &RankSteps<'_>) -> Result<((walk::Load, Moment), bool), MemoryError> {
         let mut is_extrapolated = false;
         let microbatches: Vec<walk::MicrobatchBytes> = steps
             .microbatches
@@ -54,8 +73,7 @@ impl CostModel {
             .collect();
         let buffers = self.holding.buffers(steps.copies_rows);
         let fullest = walk::fullest(&microbatches, steps.actions, buffers)?;
-        let fixed = self.sharded_memory(steps.role, steps.sharding);
-        Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
+        Ok((fullest, is_extrapolated))
     }
 
     /// As [`CostModel::rank_peak`], of a rank that holds several runs of layers: `steps.role` is all of them as one,

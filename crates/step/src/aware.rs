@@ -113,24 +113,33 @@ impl StepScheduler {
     /// A schedule for samples that fit a rank alone but not beside others. Each of them has a bucket of its own, and the
     /// action lists let the pipeline run empty around it. `None` if there is no such sample, or if even that does not fit.
     fn drained(&self, search: &Search) -> Result<Option<Schedule>, StepError> {
-        let batch = search.batch;
-        if self.settings.layout.is_interleaved() {
-            // Lists for ranks with chunks did not fit around such a sample where they were tried.
-            return Ok(None);
-        }
-        let Some(mut fractions) = self.memory_fractions(batch, search.costs.typical, 0) else {
-            return Ok(None);
-        };
+        let (batch, typical) = (search.batch, search.costs.typical);
+        let Some(fractions) = self.memory_fractions(batch, typical, 0) else { return Ok(None) };
         let held = batch.iter().zip(&fractions);
         let giants: Vec<SampleIndex> =
             held.filter(|&(_, &fraction)| fraction > FRACTION_ONE).map(|(&sample, _)| sample).collect();
         if giants.is_empty() || self.too_large(batch).is_some() {
             return Ok(None);
         }
-        for fraction in &mut fractions {
-            *fraction = (*fraction).min(FRACTION_ONE);
+        // A giant fills its bucket. So there may be too few buckets for the other samples, if each bucket must fit beside as many
+        // as the pipeline order has in flight. Lists made by bytes need no such number: then it is enough that each fits alone,
+        // with a reserve, because fractions of single samples are added up.
+        for (in_flight_max, reserve_percent) in [(u32::MAX, 0), (1, 15)] {
+            let beside = self.memory_fractions_beside(batch, typical, reserve_percent, in_flight_max);
+            let Some(mut beside) = beside else { break };
+            for (beside, &fraction) in beside.iter_mut().zip(&fractions) {
+                *beside = if fraction > FRACTION_ONE { FRACTION_ONE } else { *beside };
+            }
+            let capped = Search { fractions: Some(&beside), ..*search };
+            if let Some(schedule) = self.emptied(&capped)? {
+                return Ok(Some(Schedule { giants, ..schedule }));
+            }
         }
-        let capped = Search { fractions: Some(&fractions), ..*search };
+        Ok(None)
+    }
+
+    /// Places under the fractions of `capped`, with action lists made by bytes. `None` if no such places or lists fit.
+    fn emptied(&self, capped: &Search) -> Result<Option<Schedule>, StepError> {
         let mut best: Option<Schedule> = None;
         // The search for the shortest step ignores memory and puts giants into different microbatches. In one
         // microbatch, side by side, they empty the pipeline only once.
@@ -140,7 +149,7 @@ impl StepScheduler {
                 placed => placed?,
             };
             // A split backward holds some of a microbatch until its W. A giant leaves no room for that.
-            let making = Making { input: &self.input_of(&placed), is_split: false, effort: search.effort };
+            let making = Making { input: &self.input_of(&placed), is_split: false, effort: capped.effort };
             let is_shorter = |found: &Schedule, best: &Option<Schedule>| {
                 best.as_ref().is_none_or(|best| found.predicted_makespan_ns < best.predicted_makespan_ns)
             };
@@ -149,7 +158,7 @@ impl StepScheduler {
                 _ => best,
             };
         }
-        Ok(best.map(|schedule| Schedule { giants, ..schedule }))
+        Ok(best)
     }
 
     /// The pair of schedules. If the blind one is predicted faster and fits, the aware one takes its places.

@@ -10,6 +10,7 @@ mod common;
 mod eased;
 mod encoder_stages;
 mod fixture;
+mod giants;
 mod interleaved;
 mod lists;
 mod parts;

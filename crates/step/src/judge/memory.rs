@@ -37,12 +37,23 @@ impl StepScheduler {
     /// of that memory is kept free. `None` without a budget.
     ///
     /// It is the largest fraction over all ranks. So if the fractions of a bucket add up to at most [`FRACTION_ONE`], the
-    /// bucket fits on every rank.
+    /// bucket fits on every rank, beside as many others as the pipeline order has in flight.
     pub(crate) fn memory_fractions(
         &self,
         batch: &[SampleIndex],
         typical: Typical,
         reserve_percent: u64,
+    ) -> Option<Vec<u64>> {
+        self.memory_fractions_beside(batch, typical, reserve_percent, u32::MAX)
+    }
+
+    /// As [`StepScheduler::memory_fractions`], where no more than `in_flight_max` microbatches are in flight.
+    pub(crate) fn memory_fractions_beside(
+        &self,
+        batch: &[SampleIndex],
+        typical: Typical,
+        reserve_percent: u64,
+        in_flight_max: u32,
     ) -> Option<Vec<u64>> {
         if self.settings.layout.is_colocated() {
             return self.colocated_fractions(&self.model, batch, typical, reserve_percent);
@@ -51,7 +62,7 @@ impl StepScheduler {
         let free_beside = |static_bytes: u64| free_beside(budget, static_bytes, reserve_percent);
         let usable = |role: RankRole, in_flight: u32| {
             let fixed = self.model.sharded_memory(role, peaks::sharding(self, role));
-            free_beside(fixed.static_bytes()) / u64::from(in_flight.max(1))
+            free_beside(fixed.static_bytes()) / u64::from(in_flight.clamp(1, in_flight_max.max(1)))
         };
         let (llm_dp, encoder_dp) =
             (u64::from(self.settings.layout.llm.dp), u64::from(self.settings.layout.encoder.dp));

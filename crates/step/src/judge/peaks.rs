@@ -67,6 +67,9 @@ pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Rank
 /// Two lists of bytes. First `[row][microbatch]`: what a microbatch takes if it is the only one in flight, on one stage, in
 /// addition to what the rank holds in any case. Second, by rank: what the rank holds in any case. Degrees and samples have
 /// been checked.
+///
+/// With one stage a rank, that includes what the optimizer needs, because the last microbatch has left before it runs. A rank
+/// with chunks adds up several of these bytes for each microbatch. So the optimizer's bytes, which are there once, are left out.
 pub(crate) fn alone_bytes(
     scheduler: &StepScheduler,
     schedule: &Schedule,
@@ -80,9 +83,14 @@ pub(crate) fn alone_bytes(
     let list: Vec<Action> =
         kinds.iter().map(|&kind| Action { stage: StageIndex(0), kind, microbatch: 0 }).collect();
     let layout = scheduler.settings.layout;
+    let peak =
+        |steps: &RankSteps| scheduler.model.rank_peak(steps).unwrap_or_else(|error| unreachable!("{error}"));
     let fixed = |role| {
-        let sharding = sharding(scheduler, role);
-        scheduler.model.sharded_memory(role, sharding).total_bytes()
+        if layout.is_interleaved() {
+            let idle = peak(&rank_steps(scheduler, 0, role, &[], &[]));
+            return idle.total_bytes().saturating_sub(idle.workspace_bytes);
+        }
+        scheduler.model.sharded_memory(role, sharding(scheduler, role)).total_bytes()
     };
     let mut held = vec![Vec::new(); layout.num_rows() as usize];
     let mut fixed_bytes = Vec::with_capacity(layout.num_ranks() as usize);
@@ -100,8 +108,11 @@ pub(crate) fn alone_bytes(
             let fixed_bytes = fixed(role);
             let alone = |microbatch: &RankMicrobatch| {
                 let steps = rank_steps(scheduler, work.stage, role, std::slice::from_ref(microbatch), &list);
-                let peak = scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"));
-                peak.total_bytes().saturating_sub(fixed_bytes)
+                if layout.is_interleaved() {
+                    let added = scheduler.model.added_bytes(&steps);
+                    return added.unwrap_or_else(|error| unreachable!("{error}"));
+                }
+                peak(&steps).total_bytes().saturating_sub(fixed_bytes)
             };
             held[layout.row(replica, stage)] = work.microbatches.iter().map(alone).collect();
         }

@@ -66,6 +66,24 @@ impl<'a> Work<'a> {
         (0..self.ranks.len()).all(|rank| least(rank) <= self.cap[rank])
     }
 
+    /// By microbatch: whether it leaves no room for the first chunk of another one on some rank with several chunks. Such a
+    /// microbatch needs a round of its own.
+    pub(crate) fn alone(&self) -> Vec<bool> {
+        let mut alone = vec![false; self.num_microbatches()];
+        for (of, &cap) in self.ranks.iter().zip(self.cap).filter(|(of, _)| of.stride > 0) {
+            let chunks = self.step.layout.llm_interleave as usize;
+            let first = &self.held[of.first];
+            for (j, is_alone) in alone.iter_mut().enumerate() {
+                let own = (0..chunks).map(|chunk| self.held[of.first + chunk * of.stride][j]);
+                let own = own.fold(0_u64, u64::saturating_add);
+                let others = first.iter().enumerate().filter(|&(other, &held)| other != j && held > 0);
+                let least = others.map(|(_, &held)| held).min();
+                *is_alone |= least.is_some_and(|least| own.saturating_add(least) > cap);
+            }
+        }
+        alone
+    }
+
     /// Rows that a forward of `row` waits for. The output of its backward is sent to them.
     fn before(&self, row: usize, microbatch: usize) -> Others<'a> {
         match self.rows[row].forward {

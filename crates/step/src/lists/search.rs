@@ -44,6 +44,8 @@ struct Search<'a> {
     pass: Pass,
     /// Turns of the encoder's ranks and of the LLM backbone's.
     turns: [Turns; 2],
+    /// Microbatches that have a round of their own ([`Work::alone`]).
+    alone: Vec<bool>,
     best: Option<Found>,
 }
 
@@ -53,7 +55,7 @@ impl Search<'_> {
     fn attempt(&mut self, rule: Rule, order: &[u32], num_rounds: u32) -> Option<u64> {
         let chunks = self.work.step.layout.llm_interleave;
         let [encoder, llm] = &mut self.turns;
-        llm.set(order, chunks, num_rounds);
+        llm.set(order, chunks, num_rounds, &self.alone);
         encoder.set_before(llm);
         // With one chunk each microbatch alone is the least room, and that has been checked.
         if chunks > 1 && !self.work.has_room(&self.turns) {
@@ -74,7 +76,8 @@ pub(crate) fn search(work: &Work, effort: usize) -> Vec<Listed> {
     let m = work.num_microbatches();
     let of_pass = (work.rows.len() * m * if work.is_split { 3 } else { 2 }).max(1);
     let num_passes = (effort / of_pass).max(1);
-    let mut search = Search { work, pass: Pass::default(), turns: Default::default(), best: None };
+    let mut search =
+        Search { work, pass: Pass::default(), turns: Default::default(), alone: work.alone(), best: None };
     let (rules, orders, rounds) = (rules(work.is_split), orders(work), rounds(&work.step.layout, m as u32));
     let mut starts = Vec::with_capacity(rules.len() * orders.len() * rounds.len());
     if rounds.len() == 1 {

@@ -6,6 +6,7 @@
 //! ```text
 //! order 2 0 1 3, one chunk                forwards  2 0 1 3                    backwards  2 0 1 3
 //! the same, two chunks (a, b), 2 rounds   forwards  a2 a0 b2 b0  a1 a3 b1 b3   backwards  b2 b0 a2 a0  b1 b3 a1 a3
+//! the same, 0 alone                       forwards  a2 b2  a0 b0  a1 a3 b1 b3  backwards  b2 a2  b0 a0  b1 b3 a1 a3
 //! ```
 
 /// One forward, or one backward, of a rank.
@@ -29,25 +30,36 @@ pub(crate) struct Turns {
 impl Turns {
     /// Sets the turns of ranks with `chunks` chunks, which take the microbatches of `order` in `num_rounds` rounds. Rounds
     /// are as even as possible, the longer ones first. With one chunk rounds make no difference.
-    pub(crate) fn set(&mut self, order: &[u32], chunks: u32, num_rounds: u32) {
+    ///
+    /// A microbatch that is `alone` (by microbatch; past its end none is) has a round of its own. Those between two such take
+    /// their share of `num_rounds`, rounded up.
+    pub(crate) fn set(&mut self, order: &[u32], chunks: u32, num_rounds: u32, alone: &[bool]) {
         self.forwards.clear();
         self.backwards.clear();
         self.needs.clear();
-        let rounds = num_rounds.clamp(1, order.len().max(1) as u32) as usize;
-        let (least, longer) = (order.len() / rounds, order.len() % rounds);
-        let mut first = 0;
-        for round in 0..rounds {
-            let of_round = &order[first..first + least + usize::from(round < longer)];
-            let before = self.forwards.len();
-            for chunk in 0..chunks {
-                self.forwards.extend(of_round.iter().map(|&microbatch| Turn { chunk, microbatch }));
+        let is_alone = |microbatch: &u32| alone.get(*microbatch as usize).is_some_and(|&is_alone| is_alone);
+        for run in order.chunk_by(|before, after| !is_alone(before) && !is_alone(after)) {
+            let rounds = (run.len() * num_rounds as usize).div_ceil(order.len()).clamp(1, run.len());
+            let (least, longer) = (run.len() / rounds, run.len() % rounds);
+            let mut first = 0;
+            for round in 0..rounds {
+                let after = first + least + usize::from(round < longer);
+                self.add_round(&run[first..after], chunks);
+                first = after;
             }
-            for chunk in (0..chunks).rev() {
-                self.backwards.extend(of_round.iter().map(|&microbatch| Turn { chunk, microbatch }));
-                let own = before + chunk as usize * of_round.len();
-                self.needs.extend((1..=of_round.len()).map(|at| (own + at) as u32));
-            }
-            first += of_round.len();
+        }
+    }
+
+    /// Adds the turns of one round, chunk by chunk.
+    fn add_round(&mut self, round: &[u32], chunks: u32) {
+        let before = self.forwards.len();
+        for chunk in 0..chunks {
+            self.forwards.extend(round.iter().map(|&microbatch| Turn { chunk, microbatch }));
+        }
+        for chunk in (0..chunks).rev() {
+            self.backwards.extend(round.iter().map(|&microbatch| Turn { chunk, microbatch }));
+            let own = before + chunk as usize * round.len();
+            self.needs.extend((1..=round.len()).map(|at| (own + at) as u32));
         }
     }
 
@@ -99,12 +111,12 @@ mod tests {
     #[test]
     fn turns_of_small_steps() {
         let mut turns = Turns::default();
-        turns.set(&[2, 0, 1, 3], 1, 2);
+        turns.set(&[2, 0, 1, 3], 1, 2, &[]);
         assert_eq!(text(&turns.forwards), "a2 a0 a1 a3");
         assert_eq!(turns.backwards, turns.forwards);
         assert_eq!(turns.needs, [1, 2, 3, 4]);
         assert_eq!(turns.least_room(|turn| u64::from(turn.microbatch)), 3, "the largest alone");
-        turns.set(&[2, 0, 1, 3], 2, 2);
+        turns.set(&[2, 0, 1, 3], 2, 2, &[]);
         assert_eq!(text(&turns.forwards), "a2 a0 b2 b0 a1 a3 b1 b3");
         assert_eq!(text(&turns.backwards), "b2 b0 a2 a0 b1 b3 a1 a3");
         assert_eq!(turns.needs, [3, 4, 1, 2, 7, 8, 5, 6]);
@@ -114,10 +126,19 @@ mod tests {
         assert_eq!(text(&before.forwards), "a2 a0 a1 a3");
         assert_eq!(before.backwards, before.forwards);
         assert_eq!(before.needs, [2, 2, 4, 4], "no b is done before all a of its round");
-        turns.set(&[2, 0, 1, 3], 2, 9);
+        let zero_is_alone = [true, false, false, false];
+        turns.set(&[2, 0, 1, 3], 2, 2, &zero_is_alone);
+        assert_eq!(text(&turns.forwards), "a2 b2 a0 b0 a1 a3 b1 b3");
+        assert_eq!(text(&turns.backwards), "b2 a2 b0 a0 b1 b3 a1 a3");
+        assert_eq!(turns.needs, [2, 1, 4, 3, 7, 8, 5, 6]);
+        let giant = |turn: Turn| if turn.microbatch == 0 { 5 } else { 1 };
+        assert_eq!(turns.least_room(giant), 10, "both chunks of 0 and nothing else");
+        turns.set(&[0, 1, 2, 3], 2, 1, &zero_is_alone);
+        assert_eq!(text(&turns.forwards), "a0 b0 a1 a2 a3 b1 b2 b3");
+        turns.set(&[2, 0, 1, 3], 2, 9, &[]);
         assert_eq!(text(&turns.forwards), "a2 b2 a0 b0 a1 b1 a3 b3");
         assert_eq!(turns.least_room(|_| 1), 2, "one microbatch, both chunks");
-        turns.set(&[], 3, 2);
+        turns.set(&[], 3, 2, &[]);
         assert!(turns.forwards.is_empty() && turns.backwards.is_empty() && turns.needs.is_empty());
     }
 }

@@ -18,6 +18,9 @@ const ACTIONS: u64 = 50_000;
 /// and if that does not fit, a list for the next smaller fraction is made.
 const FILLED_EIGHTHS: [u64; 6] = [8, 7, 6, 5, 4, 2];
 
+/// Fractions for which lists are made after those, where no list fits beside the largest microbatch: for the others alone.
+const EIGHTHS_OF_OTHERS: [u64; 3] = [7, 5, 3];
+
 impl StepScheduler {
     /// The schedule with the action lists of `arm`. If these are predicted slower or do not fit the memory budget, the
     /// schedule stays as it is.
@@ -64,19 +67,45 @@ impl StepScheduler {
         let Some(budget) = self.settings.memory_budget_bytes else { return Ok(None) };
         let (held, fixed) = peaks::alone_bytes(self, schedule, making.is_split);
         let (layout, m) = (self.settings.layout, self.settings.num_microbatches as usize);
-        // The largest microbatch of a rank, over all its chunks.
-        let most = |rank: Rank| {
-            let rows = || layout.stages(rank).map(|stage| making.input.row(rank, stage));
-            let of = |j: usize| rows().fold(0_u64, |sum, row| sum.saturating_add(held[row][j]));
-            (0..m).map(of).max().unwrap_or(0)
+        let ranks = || (0..layout.num_ranks()).map(Rank);
+        let rows = |rank: Rank| layout.stages(rank).map(move |stage| making.input.row(rank, stage));
+        // What a microbatch takes on a rank, over all its chunks.
+        let of_rank =
+            |rank: Rank, j: usize| rows(rank).fold(0_u64, |sum, row| sum.saturating_add(held[row][j]));
+        let most: Vec<u64> =
+            ranks().map(|rank| (0..m).map(|j| of_rank(rank, j)).max().unwrap_or(0)).collect();
+        let shares = |eighths: u64| -> Vec<u64> {
+            fixed.iter().map(|&fixed| budget.saturating_sub(fixed) / 8 * eighths).collect()
         };
-        let most: Vec<u64> = (0..layout.num_ranks()).map(|rank| most(Rank(rank))).collect();
+        let fitting = |holding: &Holding| -> Result<Option<Schedule>, StepError> {
+            let listed = making.lists(schedule, holding)?;
+            Ok(self.check_memory(&listed).is_ok().then_some(listed))
+        };
         for eighths in FILLED_EIGHTHS {
-            let cap_of =
-                |(&most, fixed): (&u64, &u64)| (budget.saturating_sub(*fixed) / 8 * eighths).max(most);
-            let cap = most.iter().zip(&fixed).map(cap_of).collect();
-            let listed = making.lists(schedule, &Holding { held: held.clone(), cap })?;
-            if self.check_memory(&listed).is_ok() {
+            let cap = shares(eighths).iter().zip(&most).map(|(&share, &most)| share.max(most)).collect();
+            if let Some(listed) = fitting(&Holding { held: held.clone(), cap })? {
+                return Ok(Some(listed));
+            }
+        }
+        // Up to here each rank may hold as much as its largest microbatch takes, of any microbatches. Now a microbatch
+        // that takes more than a share counts as the whole share, and the others must share it.
+        for eighths in EIGHTHS_OF_OTHERS {
+            let cap = shares(eighths);
+            if cap.iter().zip(&most).all(|(cap, most)| cap >= most) {
+                continue;
+            }
+            let mut held = held.clone();
+            for rank in ranks() {
+                let cap = cap[rank.index()];
+                for (j, whole) in (0..m).map(|j| (j, of_rank(rank, j))).filter(|&(_, whole)| whole > cap) {
+                    for row in rows(rank) {
+                        let part = u128::from(held[row][j]) * u128::from(cap) / u128::from(whole);
+                        // It is no more than `cap`, so it fits 64 bits.
+                        held[row][j] = part as u64;
+                    }
+                }
+            }
+            if let Some(listed) = fitting(&Holding { held, cap })? {
                 return Ok(Some(listed));
             }
         }
