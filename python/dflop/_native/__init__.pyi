@@ -319,7 +319,8 @@ class Plan:
     shard_ranks: int | None
     """Over how many consecutive replicas that is cut; None: over all replicas of a component."""
     encoder_recompute: str
-    """What the encoder's layers recompute: `none`, `selective`, `full`, or `selective:K` or `full:K`, K layers of a stage."""
+    """What the encoder's layers recompute at most: `none`, `selective`, `full`, or `selective:K` or `full:K`, K
+    layers of a stage. A schedule may ask for less in a microbatch (`Schedule.recompute`)."""
     llm_recompute: str
     """What the LLM backbone's layers recompute in the backward, as `encoder_recompute`."""
     def coordinates(self, rank: int) -> tuple[Literal["encoder", "llm", "both"], int, int]:
@@ -382,7 +383,8 @@ class Schedule:
     def actions(self, group: int) -> list[Action] | None:
         """The actions of a tensor group (`Plan.group`); None: those of the plan's pipeline order."""
     def recompute(self, microbatch: int, replica: int) -> tuple[str, str] | None:
-        """What encoder and LLM backbone recompute in a microbatch of a colocated layout; None: what the plan says."""
+        """What encoder and LLM backbone recompute in a microbatch of a colocated layout; None: what the plan
+        says."""
     def digest(self) -> str: ...
 
 @final

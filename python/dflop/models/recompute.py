@@ -145,8 +145,8 @@ def modes_of(mode: str, num_layers: int) -> list[str]:
     if of_rest is None or not number.isdecimal() or int(number) < 1:
         known = ", ".join(f"`{name}`" for name in MODES)
         message = (
-            f"`{mode}` is no way to recompute, known are {known}, and `selective:K` and `full:K` for K layers,"
-            " 1 or more"
+            f"`{mode}` is no way to recompute, known are {known}, and `selective:K` and `full:K` for K"
+            " layers, 1 or more"
         )
         raise ValueError(message)
     num_first = min(int(number), num_layers)

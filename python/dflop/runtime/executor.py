@@ -148,7 +148,9 @@ class Executor:
             start = self._recorder.now()
             is_first = action.stage == 0
             incoming = None if is_first else self._messages.joined(action.stage, False, received, above)
-            outgoing = stage.forward(j, microbatch.batch, incoming, work.label_tokens, is_split, microbatch.recompute)
+            outgoing = stage.forward(
+                j, microbatch.batch, incoming, work.label_tokens, is_split, microbatch.recompute
+            )
         if outgoing is not None:
             transfers = microbatch.above if action.takes_gradient else microbatch.below
             is_gradient = action.takes_gradient

@@ -87,8 +87,8 @@ class Stage:
             gives_features: Whether it is the last stage of the encoder; not used in the LLM.
             needs_gradient: Whether anything before this stage trains. If not, what goes back is one row of
                 zeros, as `boundary.stage_transfers` has it.
-            recompute: What the layers recompute, as `recompute.modes_of` has it, in microbatches that say nothing
-                else.
+            recompute: What the layers recompute, as `recompute.modes_of` has it, in microbatches that say
+                nothing else.
         """
         self.module = module
         self._gives_features = gives_features
