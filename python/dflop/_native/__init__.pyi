@@ -319,7 +319,7 @@ class Plan:
     shard_ranks: int | None
     """Over how many consecutive replicas that is cut; None: over all replicas of a component."""
     encoder_recompute: str
-    """What the encoder's layers recompute at most: `none`, `selective`, `full`, or `selective:K` or `full:K`, K
+    """What the encoder's layers recompute at most: `none`, `selective`, `full`, `selective:K` or `full:K`, K
     layers of a stage. A schedule may ask for less in a microbatch (`Schedule.recompute`)."""
     llm_recompute: str
     """What the LLM backbone's layers recompute in the backward, as `encoder_recompute`."""
