@@ -3,24 +3,7 @@
 use crate::{asked, fixture};
 use dflop_plan::{Outcome, SearchEffort, SearchInput, search};
 use dflop_step::batches::GlobalBatches;
-use dflop_types::{ModelProfile, RankedPlan, Recomputation, Recompute, RecomputePoint};
-
-/// The fixture's model, whose layers keep half in mode `selective` and an eighth in mode `full`.
-fn model_profile() -> ModelProfile {
-    let mut profile = fixture::model_profile();
-    for name in ["encoder_layer", "llm_layer"] {
-        let layer = profile.modules.get_mut(name).unwrap();
-        for (mode, kept, extra) in [(Recompute::Selective, 2, 8), (Recompute::Full, 8, 1)] {
-            let of = |point: &dflop_types::MeasuredPoint| RecomputePoint {
-                size: point.size,
-                extra_ns: point.forward_ns / extra,
-                activation_bytes: point.activation_bytes / kept,
-            };
-            layer.recompute.insert(mode, layer.linear.points.iter().map(of).collect());
-        }
-    }
-    profile
-}
+use dflop_types::{ModelProfile, RankedPlan, Recomputation, Recompute};
 
 fn searched(
     model_profile: &ModelProfile,
@@ -44,7 +27,7 @@ fn best(outcome: &Outcome) -> Option<RankedPlan> {
 /// mode of both components is faster, and among pipelines unequal modes are the fastest somewhere.
 #[test]
 fn each_component_recomputes_what_its_memory_asks_for() {
-    let profile = model_profile();
+    let profile = fixture::recomputing();
     let mut has_unequal = false;
     for (num_ranks, seed) in [(2, 21), (4, 24), (5, 23)] {
         for only in ["colocated=true", "colocated=false"] {
@@ -85,7 +68,7 @@ fn each_component_recomputes_what_its_memory_asks_for() {
 /// The modes that are asked for are the only ones; the words and the rivals say which component has which.
 #[test]
 fn modes_of_one_component_may_be_asked_for() {
-    let profile = model_profile();
+    let profile = fixture::recomputing();
     for only in ["colocated=true", "colocated=false"] {
         let of = |modes: &str| {
             let only = format!("{only},{modes}");
@@ -107,7 +90,7 @@ fn modes_of_one_component_may_be_asked_for() {
 /// Where memory is tight, rivals recompute by component like our own plans.
 #[test]
 fn rivals_may_recompute_by_component_too() {
-    let profile = model_profile();
+    let profile = fixture::recomputing();
     let free = searched(&profile, (4, 24, None), "colocated=true", SearchEffort::Quick);
     let peak = best(&free).unwrap().prediction.llm_memory_bytes_peak;
     let is_unequal = |budget: u64| {
@@ -124,7 +107,7 @@ fn rivals_may_recompute_by_component_too() {
 /// the sampled batches asks for recomputation of all, so none of them is faster for lack of it.
 #[test]
 fn rivals_have_room_for_the_fullest_batch_of_the_run() {
-    let profile = model_profile();
+    let profile = fixture::recomputing();
     let mut shapes = vec![fixture::video(4, 2, 40); 40];
     let batches = GlobalBatches::new(40, 1, 11).unwrap();
     for sample in batches.batch(20) {
@@ -155,7 +138,7 @@ fn rivals_have_room_for_the_fullest_batch_of_the_run() {
 /// With room for everything no microbatch recomputes anything, so a plan stands once in the list, without recomputation.
 #[test]
 fn a_plan_that_never_recomputes_stands_once() {
-    let profile = model_profile();
+    let profile = fixture::recomputing();
     let ample = searched(&profile, (4, 24, Some(1 << 45)), "colocated=true", SearchEffort::Whole);
     let plans: Vec<_> = ample.ranked.iter().map(|plan| (plan.layout, plan.num_microbatches)).collect();
     assert!(plans.len() > 1, "{plans:?}");

@@ -4,28 +4,8 @@ use crate::fixture;
 use crate::scheduling::batch;
 use dflop_cost::{CostModel, CostSettings};
 use dflop_step::{Arm, Eased, StepError, StepScheduler, StepSettings};
-use dflop_types::{
-    Layout, MeasuredPoint, ModelProfile, PipelineOrder, Recomputation, Recompute, RecomputePoint,
-    SampleShape, Zero,
-};
+use dflop_types::{Layout, PipelineOrder, Recomputation, Recompute, SampleShape, Zero};
 use proptest::prelude::*;
-
-/// The fixture's model, whose layers keep half in mode `selective` and an eighth in mode `full`.
-fn model_profile() -> ModelProfile {
-    let mut profile = fixture::model_profile();
-    for name in ["encoder_layer", "llm_layer"] {
-        let layer = profile.modules.get_mut(name).unwrap();
-        for (mode, kept, extra) in [(Recompute::Selective, 2, 8), (Recompute::Full, 8, 1)] {
-            let of = |point: &MeasuredPoint| RecomputePoint {
-                size: point.size,
-                extra_ns: point.forward_ns / extra,
-                activation_bytes: point.activation_bytes / kept,
-            };
-            layer.recompute.insert(mode, layer.linear.points.iter().map(of).collect());
-        }
-    }
-    profile
-}
 
 /// A scheduler whose ranks recompute in this mode at most; `eases`: each microbatch only as much as it needs.
 fn scheduler(
@@ -35,7 +15,7 @@ fn scheduler(
     memory_budget_bytes: Option<u64>,
     eases: bool,
 ) -> StepScheduler {
-    let profile = model_profile();
+    let profile = fixture::recomputing();
     let settings = StepSettings {
         layout,
         num_microbatches: 8,
