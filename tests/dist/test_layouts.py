@@ -31,7 +31,7 @@ from toy_run import (
     write_plan,
 )
 
-from dflop._native import Action, Schedule
+from dflop._native import Action
 from dflop.models.tensor import slices_of
 from dflop.parallel.shard import local
 from dflop.runtime.actions import check_actions
@@ -266,21 +266,6 @@ def test_layers_that_recompute(zero, recompute, model_dir, oracles, tmp_path):
     llm = PLACED["text", 2]
     plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=zero, recompute=recompute)
     check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
-
-
-@pytest.mark.parametrize("zero", [0, 3])
-def test_each_microbatch_may_recompute_something_else(zero, model_dir, oracles, tmp_path):
-    """What a schedule says of a microbatch and rank holds there alone; the gradient does not see it."""
-    llm = PLACED["uneven", 2]
-    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=zero, recompute="full")
-    modes = itertools.cycle(
-        ["none", "full", {"encoder": "selective", "llm": "full:1"}, {"encoder": "none", "llm": "selective:1"}]
-    )
-    record = schedule_of(llm).record()
-    record["recompute"] = [[next(modes) for _ in replicas] for replicas in llm]
-    schedule = Schedule.from_record(record)
-    assert schedule.recompute(0, 1) == ("full", "full")
-    check(plan, schedule, model_dir, oracles(frozen_none), tmp_path)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
