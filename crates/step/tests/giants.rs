@@ -45,9 +45,9 @@ fn fullest(scheduler: &StepScheduler, schedule: &Schedule) -> u64 {
 /// Microbatches that hold something on `rank` when it runs the last forward of `giant`, beside it.
 fn beside(schedule: &Schedule, rank: Rank, giant: u32) -> Vec<u32> {
     let list = &schedule.actions[rank.index()];
-    let last = list.iter().rposition(|a| (a.kind, a.microbatch) == (ActionKind::F, giant)).unwrap();
+    let end = list.iter().rposition(|a| (a.kind, a.microbatch) == (ActionKind::F, giant)).unwrap();
     let count = |microbatch: u32, is_forward: bool| {
-        let own = list[..=last].iter().filter(|action| action.microbatch == microbatch);
+        let own = list[..=end].iter().filter(|action| action.microbatch == microbatch);
         own.filter(|action| (action.kind == ActionKind::F) == is_forward).count()
     };
     let others = (0..schedule.llm.len() as u32).filter(|&other| other != giant);
