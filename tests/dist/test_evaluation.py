@@ -79,7 +79,9 @@ def test_the_loss_is_that_of_one_process(layout, demo, tmp_path):
     assert first["bad"] == []
 
 
-@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 3), (2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [(1, 1, 1), (2, 3), pytest.param((2, 1), marks=pytest.mark.layouts)], ids=str
+)
 def test_the_training_goes_on_as_without(layout, demo, tmp_path):
     """Bit by bit; three steps, evaluated after the second and at the end, and the model learns what it is shown."""
     with_it = asked(demo, tmp_path / "with", tmp_path, layout, {"samples": 5})

@@ -76,12 +76,22 @@ LAYOUTS = [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 1, 2), (2, 2, 2)]
 LAYOUTS += [(1, 1, 3), (1, 1, 4), (1, 3, 1), (2, 3, 2)]
 
 
+def in_matrix(*values):
+    """A case whose values are covered by others here: `make test-layouts` runs it too."""
+    return pytest.param(*values, marks=pytest.mark.layouts)
+
+
+# Arrival order has neither empty nor uneven microbatches: of layouts it needs one of each kind.
+BLIND_LAYOUTS = ((1, 1, 1), (2, 2, 2), (1, 1, 3), (1, 3, 1))
+CASES = [("aware", layout, "1f1b") for layout in LAYOUTS]
+CASES += [(arm, (2, 2, 2), "gpipe") for arm in ("blind", "aware")]
+CASES += [("blind", layout, "1f1b") for layout in BLIND_LAYOUTS]
+CASES += [in_matrix("blind", layout, "1f1b") for layout in LAYOUTS if layout not in BLIND_LAYOUTS]
+
+
 @pytest.mark.parametrize(
-    ("layout", "order"),
-    [(layout, "1f1b") for layout in LAYOUTS] + [((2, 2, 2), "gpipe")],
-    ids=lambda value: value if isinstance(value, str) else name(value),
+    ("arm", "layout", "order"), CASES, ids=lambda value: value if isinstance(value, str) else name(value)
 )
-@pytest.mark.parametrize("arm", ["blind", "aware"])
 def test_gradients_equal_those_of_one_process(arm, order, layout, model_dir, expected, tmp_path):
     """Each parameter's summed gradient, and the loss, equal those of the unpacked, unsplit model."""
     encoder_dp, llm_dp, llm_pp = layout
@@ -92,12 +102,17 @@ def test_gradients_equal_those_of_one_process(arm, order, layout, model_dir, exp
     check(plan, schedule, model_dir, expected, tmp_path)
 
 
+DRAWN = [(1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 2, 2), (1, 1, 4), (2, 3, 1)]
+
+
+# A second list where most ranks wait for each other.
 @pytest.mark.parametrize(
-    "layout", [(1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 2, 2), (1, 1, 4), (2, 3, 1)], ids=name
+    ("layout", "seed"),
+    [(layout, 1) for layout in DRAWN] + [((2, 2, 2), 2)] + [in_matrix(d, 2) for d in DRAWN if d != (2, 2, 2)],
+    ids=lambda value: f"seed{value}" if isinstance(value, int) else name(value),
 )
-@pytest.mark.parametrize("seed", [1, 2])
 def test_gradients_under_any_action_list_equal_those_of_one_process(
-    seed, layout, model_dir, expected, tmp_path
+    layout, seed, model_dir, expected, tmp_path
 ):
     """Lists of any order, each rank's its own, with backwards in one and in two; an empty microbatch among them."""
     encoder_dp, llm_dp, llm_pp = layout
@@ -116,7 +131,7 @@ def test_gradients_of_weights_may_wait_to_the_end(model_dir, expected, tmp_path)
     check(plan, schedule, model_dir, expected, tmp_path)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, in_matrix(2), in_matrix(3)])
 def test_messages_need_no_tags(seed, model_dir, expected, tmp_path, monkeypatch):
     """As on NCCL: what is received is what was sent first. Ranks run their microbatches in other orders."""
     monkeypatch.setattr(messages.Messages, "_tag", lambda *_: 0)

@@ -82,7 +82,8 @@ def test_ranks_that_hold_both_components_share_their_layers(model_dir, oracles, 
     check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
 
 
-@pytest.mark.parametrize("placed", ["text", "uneven"])
+# `uneven` too has ranks without media beside ranks with media.
+@pytest.mark.parametrize("placed", [pytest.param("text", marks=pytest.mark.layouts), "uneven"])
 def test_layers_gathered_one_by_one_are_cut_as_well(placed, model_dir, oracles, tmp_path):
     """ZeRO-3: replicas x tensor group; a rank without samples meets its replicas, and nobody of its group sums."""
     llm = PLACED[placed, 2]

@@ -43,9 +43,18 @@ def expected(model_dir, tmp_path_factory):
     return one_process(model_dir, tmp_path_factory.mktemp("pretrained"))
 
 
-@pytest.mark.parametrize("layout", [(1, 1, 1), (1, 1, 2), (2, 2, 2), (1, 1, 4), (1, 3, 2)], ids=name)
-@pytest.mark.parametrize("seed", [None, 1])
-def test_the_gradient_is_the_sum_of_both_ends(seed, layout, model_dir, expected, tmp_path):
+PLACES = [(1, 1, 1), (1, 1, 2), (2, 2, 2), (1, 1, 4), (1, 3, 2)]
+
+
+# Lists at random where both ends are on ranks of their own, with replicas; elsewhere the order of a plan does.
+@pytest.mark.parametrize(
+    ("layout", "seed"),
+    [(layout, None) for layout in PLACES]
+    + [((2, 2, 2), 1)]
+    + [pytest.param(p, 1, marks=pytest.mark.layouts) for p in PLACES if p != (2, 2, 2)],
+    ids=lambda value: name(value) if isinstance(value, tuple) else f"seed{value}",
+)
+def test_the_gradient_is_the_sum_of_both_ends(layout, seed, model_dir, expected, tmp_path):
     """Of the plan's lists and of any others, weights apart among them."""
     encoder_dp, llm_dp, llm_pp = layout
     llm = AWARE[llm_dp]
@@ -124,7 +133,12 @@ def planned(demo, tmp_path):
     return {"num_ranks": 5, "plan": str(plan), "model_profile": str(path)}
 
 
-@pytest.mark.parametrize("layout", [(1, 1, 2), (1, 2, 2), None], ids=str)
+@pytest.mark.parametrize(
+    # The first is the second without replicas.
+    "layout",
+    [pytest.param((1, 1, 2), marks=pytest.mark.layouts), (1, 2, 2), None],
+    ids=str,
+)
 def test_an_export_of_three_steps_is_that_of_a_plain_loop(layout, demo, tmp_path, monkeypatch):
     """Both ends hold the same bits after it, and `from_pretrained` reads one matrix."""
     monkeypatch.setattr(torch.optim, "AdamW", functools.partial(torch.optim.AdamW, eps=EPSILON))

@@ -177,19 +177,23 @@ COVERED = [pytest.param(layout, marks=pytest.mark.layouts) for layout in ((1, 1,
 
 @pytest.mark.parametrize("layout", [*COVERED, (2, 2, 2), (3, 2), (2, 3)], ids=str)
 def test_every_arm_of_the_scheduler_has_the_gradient_of_one_process(layout, demo, tmp_path):
-    """One global batch by each way to schedule; without a learning rate the weights stay what they are."""
+    """One global batch by each way to schedule; without a learning rate the weights stay what they are.
+
+    On colocated ranks nothing runs ahead, so one arm is asked for that says so.
+    """
+    arms = ARMS if len(layout) == 3 else [*SCHEDULES, f"{SCHEDULES[-1]}-ahead"]
     asked = request(
         demo,
         tmp_path / "run",
         **layout_of(demo, tmp_path, layout),
         config=config_with(demo, learning_rate=0.0, weight_decay=0.0, max_grad_norm=None),
         compare=True,
-        arms=ARMS,
+        arms=arms,
         steps=1,
     )
     assert set(results(run_training(asked, tmp_path, keep_gradients(tmp_path)))) == {0}
     metrics, turns = (lines(tmp_path / f"run/{name}.jsonl") for name in ("metrics", "schedules"))
-    assert sorted(m["arm"] for m in metrics) == sorted(ARMS)
+    assert sorted(m["arm"] for m in metrics) == sorted(arms)
     placed = {turn["arm"]: turn["schedule"]["llm"] for turn in turns}
     assert placed["blind"] != placed["balanced"] != placed["tokens"]
     oracle = Oracle(demo, tmp_path / "pretrained")
@@ -235,7 +239,14 @@ def check_epoch(policy, oracle, turns, num_samples):
 
 @pytest.mark.parametrize(
     ("policy", "layout"),
-    [("fail", (2, 2, 2)), ("skip", (1, 1, 1)), ("substitute", (1, 2, 1)), ("fail", (2, 1)), ("fail", (3, 3))],
+    [
+        ("fail", (2, 2, 2)),
+        ("skip", (1, 1, 1)),
+        ("substitute", (1, 2, 1)),
+        # A loop over ranks that hold both components is in the next; their states cut, in `test_layouts.py`.
+        pytest.param("fail", (2, 1), marks=pytest.mark.layouts),
+        ("fail", (3, 3)),
+    ],
     ids=str,
 )
 def test_an_epoch_ends_in_the_weights_of_adamw_in_one_process(policy, layout, demo, tmp_path):
