@@ -9,13 +9,15 @@ from test_layouts import (
     PLACED,
     check,
     frozen_none,
-    model_dir,  # noqa: F401  (a fixture)
-    oracles,  # noqa: F401  (a fixture)
+    model_dir,
+    oracles,
     schedule_of,
 )
 from toy_run import write_colocated
 
 from dflop._native import Schedule
+
+__all__ = ["model_dir", "oracles"]
 
 
 @pytest.mark.parametrize("zero", [0, 3])
