@@ -412,6 +412,9 @@ def check_gradients(found, expected):
     floor = 1e-5 * float(torch.stack([g.norm() for g in expected.values()]).norm())
     for name, gradient in expected.items():
         error = float((found[name] - gradient).norm())
-        assert error <= 1e-5 * max(float(gradient.norm()), floor), (
+        # A softmax does not see what all its scores share, so without rotation the gradient of a key's bias is what the
+        # rounding of larger terms leaves: up to 6e-8 of them, and different in each order of sums.
+        least = 10 * floor if name.endswith("k_proj.bias") else floor
+        assert error <= 1e-5 * max(float(gradient.norm()), least), (
             f"{name}: {error} of {float(gradient.norm())}"
         )

@@ -202,12 +202,12 @@ impl Only {
         [self.encoder_tp, self.llm_tp]
     }
 
-    /// Whether candidates may use these modes of recomputation.
     /// Whether a mode of recomputation is asked for.
     pub(crate) const fn names_modes(&self) -> bool {
         self.encoder_recompute.is_some() || self.llm_recompute.is_some()
     }
 
+    /// Whether candidates may use these modes of recomputation.
     pub(crate) fn has_modes(&self, recompute: Recomputation) -> bool {
         self.encoder_recompute.is_none_or(|wanted| wanted == recompute.encoder)
             && self.llm_recompute.is_none_or(|wanted| wanted == recompute.llm)

@@ -13,11 +13,10 @@ const PARTS: u32 = 8;
 /// Ways to recompute less than a plan does, the least first. Each keeps less than those before it, in both components.
 ///
 /// ```text
-/// nothing -> selective in more and more LLM layers -> in the encoder too
-///         -> full in more and more LLM layers -> in the encoder too
+/// nothing -> selective in more and more LLM layers -> in the encoder too -> full in more and more LLM layers
 /// ```
 ///
-/// The LLM backbone comes first, because its layers keep most.
+/// The LLM backbone comes first, because its layers keep most. What the plan itself recomputes stands behind all of these.
 fn rungs(num_llm_layers: u32) -> Vec<Recomputation> {
     let parts = |of: fn(u32) -> Recompute| {
         let layers = (1..PARTS).map(move |part| num_llm_layers * part / PARTS);
