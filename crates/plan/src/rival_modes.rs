@@ -2,9 +2,12 @@
 
 use crate::input::SearchInput;
 use crate::models::Models;
-use crate::rivals::Timed;
 use crate::space::Candidate;
+use dflop_step::Arm;
 use dflop_types::{Layout, Recomputation};
+
+/// A mean step in nanoseconds, with the candidate and the arm that take it.
+pub(crate) type Timed = (u64, Candidate, Arm);
 
 /// The colocated candidates once more, whose components recompute different things. Where a layout is the fastest without
 /// recomputation, as `steps` say, more of it gains nothing, and it has none of them.

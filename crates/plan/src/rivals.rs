@@ -14,7 +14,7 @@ use crate::error::PlanError;
 use crate::funnel::WHOLE_SAMPLES_MAX;
 use crate::input::SearchInput;
 use crate::models::Models;
-use crate::rival_modes;
+use crate::rival_modes::{self, Timed};
 use crate::run_memory::Held;
 use crate::space::{Candidate, Rules, colocated, divisors, microbatch_counts};
 use crate::wide::{colocated_groups, first_modes};
@@ -146,9 +146,6 @@ const fn none(name: &'static str) -> Rival {
 pub(crate) fn words(layout: &str, recompute: Recomputation) -> String {
     if recompute.is_none() { layout.to_owned() } else { format!("{layout}, {recompute} recomputation") }
 }
-
-/// A mean step in nanoseconds, with the candidate and the arm that take it.
-pub(crate) type Timed = (u64, Candidate, Arm);
 
 /// The candidate with the shortest mean step under one of the methods, with and without running ahead.
 fn fastest(

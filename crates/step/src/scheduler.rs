@@ -4,7 +4,6 @@
 use crate::adapt::adjustment::{Adjusted, Adjustment};
 use crate::arm::{Arm, Method};
 use crate::colocated::easing::Eased;
-use crate::colocated::memory::recomputed;
 use crate::error::StepError;
 use crate::giants::{GiantPolicy, GiantRule};
 use crate::settings::StepSettings;
@@ -239,8 +238,7 @@ impl StepScheduler {
         }
         if self.settings.layout.is_colocated() {
             // A colocated rank has one microbatch in flight, so no arm can run ahead.
-            let schedule = self.colocated(step, batch, arm.method, halt)?;
-            return Ok(Schedule { recompute: recomputed(self, &schedule), ..schedule });
+            return self.colocated(step, batch, arm.method, halt);
         }
         let costs = || self.costs(batch);
         let placed = match arm.method {

@@ -29,6 +29,18 @@ impl StepScheduler {
         method: Method,
         halt: Stop,
     ) -> Result<Schedule, StepError> {
+        let schedule = self.colocated_samples(step, batch, method, halt)?;
+        Ok(Schedule { recompute: memory::recomputed(self, &schedule), ..schedule })
+    }
+
+    /// The same schedule, which does not say yet what is recomputed.
+    fn colocated_samples(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        method: Method,
+        halt: Stop,
+    ) -> Result<Schedule, StepError> {
         let bare = |way: &dyn Fn(u32) -> Vec<u32>| self.in_fewest(step, batch, way);
         let of_tokens = |count| self.buckets_by_tokens(batch, count);
         let of_arrival = |count| self.buckets_by_arrival(batch, count);
