@@ -6,7 +6,7 @@ use crate::input::SearchInput;
 use crate::space::Candidate;
 use dflop_cost::{ComponentSettings, CostModel, CostSettings};
 use dflop_step::{Eased, tensor_degrees};
-use dflop_types::{Recomputation, Recompute};
+use dflop_types::{Recomputation, Recompute, Trained};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
@@ -26,6 +26,16 @@ impl Way {
 
     fn new([encoder, llm]: [u32; 2], modes: Recomputation) -> Self {
         Self { encoder: (encoder, modes.encoder), llm: (llm, modes.llm) }
+    }
+
+    /// How the cost model is asked for it.
+    const fn settings(&self, trained: Trained) -> CostSettings {
+        let (encoder, llm) = (self.encoder, self.llm);
+        CostSettings {
+            encoder: ComponentSettings { tensor_parallel_degree: encoder.0, recompute: encoder.1 },
+            llm: ComponentSettings { tensor_parallel_degree: llm.0, recompute: llm.1 },
+            trained,
+        }
     }
 
     /// What its components recompute.
@@ -86,11 +96,7 @@ impl Models {
         let [of_encoder, of_llm] =
             [0, 1].map(|at| asked[at].map_or_else(|| able[at].clone(), |degree| vec![degree]));
         let with = |way: Way| {
-            let of =
-                |(tensor_parallel_degree, recompute)| ComponentSettings { tensor_parallel_degree, recompute };
-            let settings =
-                CostSettings { encoder: of(way.encoder), llm: of(way.llm), trained: input.trained };
-            let model = CostModel::with(input.model_profile, &settings)?;
+            let model = CostModel::with(input.model_profile, &way.settings(input.trained))?;
             Ok::<_, PlanError>(Arc::new(model.with_ranks_per_node(nodes)))
         };
         let mut by_way = BTreeMap::from([(Way::PLAIN, with(Way::PLAIN)?)]);
@@ -175,9 +181,7 @@ impl Models {
     /// The models that recompute less than `candidate` may.
     pub(crate) fn eased(&self, input: &SearchInput<'_>, candidate: &Candidate) -> Eased {
         let way = Way::from(candidate);
-        let of =
-            |(tensor_parallel_degree, recompute)| ComponentSettings { tensor_parallel_degree, recompute };
-        let settings = CostSettings { encoder: of(way.encoder), llm: of(way.llm), trained: input.trained };
+        let settings = way.settings(input.trained);
         let all = self.eased.get(&[way.encoder.0, way.llm.0]).map(|known| {
             known.get_or_init(|| {
                 Eased::of(input.model_profile, &settings).with_ranks_per_node(input.cluster.ranks_per_node)

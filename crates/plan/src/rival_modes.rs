@@ -30,8 +30,8 @@ pub(crate) fn unequal(models: &Models, candidates: &[Candidate], steps: &[Timed]
         .collect()
 }
 
-/// The fastest colocated candidate once more with less recomputation: in the first layers alone, in the same ones for every
-/// microbatch. Where the fastest recomputes nothing, there is none.
+/// The fastest colocated candidate once more with less recomputation: only the first layers recompute, the same ones in every
+/// microbatch. The list is empty if the fastest candidate recomputes nothing.
 pub(crate) fn partly(input: &SearchInput<'_>, models: &Models, steps: &[Timed]) -> Vec<Candidate> {
     let colocated = steps.iter().filter(|(_, candidate, _)| candidate.layout.is_colocated());
     let Some(&(_, fastest, _)) = colocated.min_by_key(|&&(ns, candidate, _)| (ns, candidate)) else {

@@ -89,11 +89,7 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
     lacks.extend(recomputes_otherwise(plan));
     match plan.recompute.llm {
         Recompute::None => {}
-        mode @ (Recompute::Selective | Recompute::SelectiveOf(_)) => {
-            if let Recompute::SelectiveOf(num_layers) = mode {
-                let layers = counted(num_layers.get().into(), "layer");
-                lacks.push(format!("selective recomputation of {layers} of each stage alone: all recompute"));
-            }
+        Recompute::Selective | Recompute::SelectiveOf(_) => {
             arguments.push("--recompute-granularity selective".to_owned());
             lacks.push("our selective recomputation: theirs recomputes the core of attention".to_owned());
         }
@@ -122,7 +118,14 @@ fn recomputes_otherwise(plan: &RankedPlan) -> impl Iterator<Item = String> {
     let eased = plan
         .is_eased
         .then(|| "recomputation by microbatch: theirs recompute in each what the largest needs".to_owned());
-    of_encoder.into_iter().chain(eased)
+    let partly = match plan.recompute.llm {
+        Recompute::SelectiveOf(num_layers) => {
+            let layers = counted(num_layers.get().into(), "layer");
+            Some(format!("selective recomputation of {layers} of each stage alone: all recompute"))
+        }
+        _ => None,
+    };
+    of_encoder.into_iter().chain(eased).chain(partly)
 }
 
 /// torchtitan's.
@@ -170,13 +173,7 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
                 counted(num_layers.get().into(), "layer")
             ));
         }
-        mode => {
-            if let Recompute::SelectiveOf(num_layers) = mode {
-                let layers = counted(num_layers.get().into(), "layer");
-                lacks.push(format!("selective recomputation of {layers} of each stage alone: all recompute"));
-            }
-            arguments.push(format!("--activation_checkpoint.mode {}", mode.of_first()));
-        }
+        mode => arguments.push(format!("--activation_checkpoint.mode {}", mode.of_first())),
     }
     lines(&arguments, &lacks)
 }

@@ -7,7 +7,7 @@ use dflop_cost::{CostModel, CostSettings, RankMemory, RankMicrobatch};
 use dflop_types::{ModelProfile, Recomputation, Recompute};
 use std::sync::Arc;
 
-/// Into so many parts the layers are cut: between two modes of all layers, one part more recomputes from rung to rung.
+/// Number of parts into which the LLM layers are divided. Between two modes of all layers, each rung recomputes one part more.
 const PARTS: u32 = 8;
 
 /// Ways to recompute less than a plan does, the least first. Each keeps less than those before it, in both components.
@@ -49,7 +49,7 @@ impl Eased {
         Self { rungs: rungs(profile.num_llm_layers()).into_iter().filter_map(with).collect() }
     }
 
-    /// The same models for nodes of so many ranks.
+    /// The same models on a cluster whose nodes have `ranks_per_node` ranks.
     #[must_use]
     pub fn with_ranks_per_node(&self, ranks_per_node: u32) -> Self {
         let on_nodes = |(of, model): &(Recomputation, Arc<CostModel>)| {
@@ -70,7 +70,7 @@ impl Eased {
         self.rungs.iter().map(|(of, _)| *of)
     }
 
-    /// The model that recomputes this; `None` if there is none.
+    /// The cost model of this mode of recomputation; `None` if it is not among them.
     pub fn of_mode(&self, recompute: Recomputation) -> Option<Arc<CostModel>> {
         self.rungs.iter().find(|(of, _)| *of == recompute).map(|(_, model)| Arc::clone(model))
     }
