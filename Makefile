@@ -58,17 +58,21 @@ $(VENV)/.wheel: $(VENV)/.dependencies $(RUST_SOURCES) $(PYTHON_SOURCES)
 	$(call say,2,Sources of the Rust crates (half a minute where cargo has none))
 	@# Not left to maturin, whose cargo names each of the 400.
 	@cargo fetch --locked --quiet
-	$(call say,3,Build of the native module (4 minutes where nothing is built yet))
+	$(call say,3,Build of the native module (4 to 5 minutes where nothing is built yet))
 	@num=$$(cargo tree --locked --offline --package dflop-py --edges normal,build --prefix none | cut -d' ' -f1,2 | sort -u | wc -l); \
 	build() { $(BIN)/maturin build --release --locked --interpreter $(BIN)/python --out dist; }; \
-	if [ -t 2 ]; then build; else set -o pipefail; build 2>&1 | awk -v num=$$num '$(COUNT_CRATES)' >&2; fi
+	if [ -t 2 ]; then build; else set -o pipefail; build 2>&1 | { $(COUNT_CRATES); } >&2; fi
 	$(call say,4,Installation of the wheel)
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --reinstall dist/dflop-*.whl
 	@touch $@
 
-# Without a terminal there is no bar, and a line a crate is too many: one a tenth of them.
+# Without a terminal there is no bar, and a line a crate is too many: one a tenth of them. Not awk: Debian's holds back
+# what it reads from a pipe, and the screen says nothing for minutes.
 define COUNT_CRATES
-/^ *Compiling / { if (++done % int(num / 10 + 1) == 0) { printf "  crate %d of %d\n", done, num; fflush() } next } { print; fflush() }
+while IFS= read -r line; do \
+  if [[ $$line =~ ^\ *Compiling\  ]]; then (( ++built % (num / 10 + 1) )) || echo "  crate $$built of $$num"; \
+  else printf "%s\n" "$$line"; fi; \
+done
 endef
 
 demo: setup ## Profile, plan, train and report on this machine's CPU; ends with demo/summary.json
