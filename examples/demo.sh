@@ -22,5 +22,5 @@ step "Simulate every arm (1 s)" dflop simulate --config "$config"
 # Two ranks hide nearly everything behind each other: what larger clusters of the same data and model would do.
 step "Simulate larger clusters (5 s)" dflop simulate --config "$config" --num-ranks 8,16,32,64
 # Baselines that run ahead are among the five arms.
-step "Train with five arms in turns (1.5 minutes; 20 s until the first step)" dflop train --config "$config" --compare --steps 8 --force
+step "Train with five arms in turns (1.5 minutes; 20 s until the first step)" dflop train --config "$config" --compare --steps 6 --force
 step "Write the report (1 s)" dflop report "$dir"

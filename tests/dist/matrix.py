@@ -15,11 +15,17 @@ VALUES = {
     "llm_tp": (1, 2, 4),
     "llm_interleave": (1, 2),
     "zero": (0, 1, 2),
+    "rank_order": ("tp-pp-dp", "tp-dp-pp"),
 }
 
 
 def num_ranks(layout):
     return sum(layout[f"{c}_dp"] * layout[f"{c}_pp"] * layout[f"{c}_tp"] for c in ("encoder", "llm"))
+
+
+def has_rank_orders(layout):
+    """Whether some component has several stages and several replicas."""
+    return any(layout[f"{c}_dp"] > 1 and layout[f"{c}_pp"] > 1 for c in ("encoder", "llm"))
 
 
 def all_layouts():
@@ -31,6 +37,7 @@ def all_layouts():
         if num_ranks(layout) <= MOST_RANKS
         and (layout["llm_interleave"] == 1 or layout["llm_pp"] > 1)
         and (layout["zero"] == 0 or max(layout["encoder_dp"], layout["llm_dp"]) > 1)
+        and (layout["rank_order"] == "tp-pp-dp" or has_rank_orders(layout))
     ]
 
 

@@ -93,6 +93,18 @@ def test_states_cut_among_replicas_give_them(zero, model_dir, expected, tmp_path
     check(plan, make_schedule(llm, 2), model_dir, expected, tmp_path)
 
 
+def test_replicas_side_by_side_give_them(model_dir, expected, tmp_path):
+    """The two stages of two replicas on ranks (0 2) (1 3) and (4 6) (5 7): who sends to whom, who sums gradients."""
+    llm = AWARE[2]
+    plan = plan_of(tmp_path, (2, 2, 2, 2), llm, zero=1, rank_order="tp-dp-pp")
+    assert [[plan.rank(replica, stage) for stage in range(4)] for replica in (0, 1)] == [
+        [0, 2, 4, 6],
+        [1, 3, 5, 7],
+    ]
+    schedule = make_schedule(llm, 2, actions=random_lists(plan, len(llm), 3))
+    check(plan, schedule, model_dir, expected, tmp_path)
+
+
 def test_uneven_cuts_give_them(model_dir, expected, tmp_path):
     """Three encoder layers before one, one LLM layer before three, as the layout says."""
     llm = AWARE[1]

@@ -26,6 +26,7 @@ LAYOUTS = {
     "unequal replicas": ((3, 2, 2), {"order": "data-aware", "zero": 2}),
     "tensor": ((2, 1, 2), {"order": "data-aware", "encoder_tp": 2, "llm_tp": 2}),
     "encoder stages": ((2, 1, 2), {"order": "data-aware", "encoder_pp": 2}),
+    "replicas side by side": ((2, 2, 2), {"order": "data-aware", "rank_order": "tp-dp-pp"}),
     "uneven cuts": ((1, 2, 2), {"order": "data-aware", "llm_cut": [5, 3]}),
     "interleaved": ((1, 1, 3, 2), {}),
     "interleaved with encoder stages": ((2, 2, 2, 2), {"encoder_pp": 2, "llm_tp": 2}),

@@ -142,7 +142,7 @@ pub(crate) struct Plan {
     /// Look at a part of the candidates only, for example `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
     ///
     /// Fields: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave (chunks of layers on each pipeline rank), colocated
-    /// (true, false), zero (0 to 3), recompute (none, selective, full, full:K: K layers of each stage) of both components, encoder.recompute, llm.recompute, cut (even, uneven).
+    /// (true, false), zero (0 to 3), recompute (none, selective, full, full:K: K layers of each stage) of both components, encoder.recompute, llm.recompute, cut (even, uneven), rank_order (tp-pp-dp: stages of a replica are neighbours; tp-dp-pp: replicas of a stage).
     #[arg(long, value_name = "FIELD=VALUE,...")]
     pub(crate) only: Option<Only>,
     /// Plan with the times that a run's steps took, and say what a change to the best plan gains, less the restart

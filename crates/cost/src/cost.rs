@@ -56,8 +56,8 @@ pub struct CostModel {
     pub(crate) links: Links,
     /// Ranks of a node; `None`: not known.
     pub(crate) ranks_per_node: Option<u32>,
-    /// Between encoder and LLM backbone, and between stages.
-    pub(crate) boundary: Route,
+    /// From stage to stage: inside a node, and to another one.
+    pub(crate) message: [Route; 2],
     pub(crate) settings: CostSettings,
     pub(crate) optimizer_ns_per_million: u64,
     pub(crate) holding: Holding,
@@ -138,7 +138,8 @@ impl CostModel {
             feature_bytes: profile.feature_bytes.max(profile.hidden_bytes),
             encoder_hidden_bytes: encoder_hidden_bytes(profile),
             is_tied: profile.is_tied,
-            boundary: links.route(Collective::PointToPoint, LinkSpan::Node, 2),
+            message: [LinkSpan::Node, LinkSpan::Cluster]
+                .map(|span| links.route(Collective::PointToPoint, span, 2)),
             links,
             ranks_per_node: None,
             settings: *settings,

@@ -47,7 +47,7 @@ impl Sharding {
             replicas: degrees.dp,
             degree: layout.shard_degree(component),
             first,
-            stride: degrees.tp * degrees.pp,
+            stride: layout.replica_stride(component),
         }
     }
 

@@ -40,14 +40,17 @@ impl CostModel {
         self.links.route_of(collective, spread, num_ranks).transfer(bytes)
     }
 
-    /// Time of one message of `tokens` features or hidden states between the nearest pair of ranks that is known, in
-    /// nanoseconds.
+    /// Time of a message of `tokens` features or hidden states from stage to stage, in nanoseconds: the mean over messages
+    /// of which the part `across_nodes`, 0 to 1 ([`Layout::ratio_across_nodes`](dflop_types::Layout::ratio_across_nodes)), goes
+    /// to another node.
     ///
     /// 0 where the network was not measured ([`CostModel::is_network_measured`]), and where nothing is sent.
     ///
-    /// *Not modelled*: contention between messages, other links inside a node than between nodes.
-    pub fn transfer_ns(&self, tokens: u64) -> u64 {
-        self.boundary.transfer(tokens.saturating_mul(self.hidden_bytes)).ns
+    /// *Not modelled*: contention between messages.
+    pub fn transfer_ns(&self, tokens: u64, across_nodes: f64) -> u64 {
+        let bytes = tokens.saturating_mul(self.hidden_bytes);
+        let [near, far] = [0, 1].map(|at| self.message[at].transfer(bytes).ns as f64);
+        (near + (far - near) * across_nodes).round() as u64
     }
 
     /// Hidden states of a pack of `tokens` that a rank has between two layers of the LLM backbone, and sends to the next
@@ -73,6 +76,6 @@ impl CostModel {
 
     /// Whether transfers were measured. If not, they count as free, and whoever shows a prediction must say so.
     pub const fn is_network_measured(&self) -> bool {
-        self.boundary.is_known()
+        self.message[0].is_known()
     }
 }

@@ -2,8 +2,8 @@
 
 use dflop_cost::{CostError, CostModel, Prediction, StageLayers, Typical};
 use dflop_types::{
-    EncoderSegments, Hint, MeasuredCurve, MeasuredPoint, MicrobatchShape, ModelProfile, ModuleProfile,
-    Network, SampleShape, cut_layers,
+    Collective, EncoderSegments, Hint, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MicrobatchShape,
+    ModelProfile, ModuleProfile, Network, SampleShape, cut_layers,
 };
 use proptest::prelude::*;
 
@@ -106,7 +106,7 @@ fn no_work_takes_no_time() {
     assert_eq!(model.encoder(&MicrobatchShape::default()), Prediction::default());
     assert_eq!(model.llm_stage(&MicrobatchShape::default(), 7, true, true), Prediction::default());
     assert_eq!(model.encoder(&tokens(vec![300], 5)), Prediction::default());
-    assert_eq!(model.transfer_ns(0), 0);
+    assert_eq!(model.transfer_ns(0, 0.0), 0);
     let text = SampleShape { llm_tokens: 50, label_tokens: 20, ..SampleShape::default() };
     assert_eq!(model.sample_cost(&text, Typical { llm_tokens: 500, ..Typical::default() }).0, 0);
     assert_eq!(model.sample_cost(&SampleShape::default(), Typical::default()), (0, 0));
@@ -115,10 +115,23 @@ fn no_work_takes_no_time() {
 #[test]
 fn transfers_take_latency_and_bytes_over_bandwidth() {
     // 64 bytes a token at 64 MB/s: 1 us a token.
-    assert_eq!(model().transfer_ns(10), 1_000 + 10_000);
+    assert_eq!(model().transfer_ns(10, 0.0), 1_000 + 10_000);
     let unmeasured = CostModel::new(&ModelProfile { network: Network::default(), ..profile() }).unwrap();
     assert!(!unmeasured.is_network_measured());
-    assert_eq!(unmeasured.transfer_ns(10), 0);
+    assert_eq!(unmeasured.transfer_ns(10, 1.0), 0);
+    // To another node at half the bandwidth, with twice the latency; known of neighbours alone, it is their time.
+    assert_eq!(model().transfer_ns(10, 1.0), 11_000);
+    let mut far = profile();
+    let near =
+        far.network.links.iter().find(|link| link.collective == Collective::PointToPoint).unwrap().clone();
+    far.network.links.push(LinkProfile {
+        span: LinkSpan::Cluster,
+        latency_ns: 2 * near.latency_ns,
+        bandwidth_bytes_per_s: near.bandwidth_bytes_per_s / 2,
+        ..near
+    });
+    let far = CostModel::new(&far).unwrap();
+    assert_eq!([0.0, 0.25, 1.0].map(|across| far.transfer_ns(10, across)), [11_000, 13_750, 22_000]);
 }
 
 /// Features of four hidden states each (`DeepStack`), between encoder and backbone alone.

@@ -26,6 +26,8 @@ pub(crate) struct Facts {
     /// Bytes that do not depend on samples: of the first rank of the encoder, of the first and of the last of the LLM
     /// backbone.
     pub(crate) fixed_bytes: [u64; 3],
+    /// The part of the messages from stage to stage that goes to another node.
+    pub(crate) across_nodes: f64,
 }
 
 impl Facts {
@@ -56,6 +58,7 @@ impl Facts {
             ],
             stages,
             encoder_tail_ns: model.sharded_encoder_tail(encoder).ns,
+            across_nodes: model.ranks_per_node().map_or(0.0, |ranks| layout.ratio_across_nodes(ranks)),
         })
     }
 

@@ -58,8 +58,8 @@ const WHOLE_MAX: usize = 2;
 /// first.
 const TRIED_WHOLE_MAX: usize = 3;
 
-/// Pipelines that are judged even if all candidates in front are colocated, so that people see what a pipeline takes.
-const PIPELINES: usize = 2;
+/// Pipelines that are judged even if most candidates in front are colocated, so that people see what a pipeline takes.
+const PIPELINES: usize = 4;
 
 /// Colocated candidates that are judged though the estimate says that they lack memory, if it also says that they would be
 /// in front; no more than are judged first where batches are large. The estimate scales the mean sample, and is some percent
@@ -112,8 +112,15 @@ pub(crate) fn judge(
     progress: &dyn Fn(&Found),
 ) -> Result<(), PlanError> {
     let Held { batches, run } = held;
-    contenders.par_sort_unstable_by(|a, b| (&a.rough, &a.candidate).cmp(&(&b.rough, &b.candidate)));
     let size = batches[0].len().max(1);
+    // Where batches are large, few are judged. Of two pipelines that are estimated alike it is the one with ample memory: one
+    // that is all but full takes several times as long to judge, and often does not fit.
+    let key = |one: &Contender| {
+        let is_late = size > WHOLE_SAMPLES_MAX && one.rough.is_tight && !one.candidate.layout.is_colocated();
+        let late_ns = if is_late { one.rough.step_ns / 32 } else { 0 };
+        (one.rough.is_over, one.rough.step_ns.saturating_add(late_ns), one.rough, one.candidate)
+    };
+    contenders.par_sort_unstable_by_key(key);
     let first = first_of(size);
     let mut waiting = contenders.into_iter().peekable();
     let mut num_tried = 0;
@@ -141,9 +148,10 @@ pub(crate) fn judge(
         // about it. One is enough where judging takes tens of seconds.
         let is_pipeline = |one: &Contender| !one.candidate.layout.is_colocated();
         let mut left: Vec<Contender> = waiting.collect();
-        if !judged.iter().any(|one| is_pipeline(&one.contender)) && !(input.halt)() {
-            let most = if size <= WHOLE_SAMPLES_MAX { PIPELINES } else { 1 };
-            let next = taken(&mut left, most, is_pipeline);
+        let most = if size <= WHOLE_SAMPLES_MAX { PIPELINES.min(first) } else { 1 };
+        let num_pipelines = judged.iter().filter(|one| is_pipeline(&one.contender)).count();
+        if num_pipelines < most && !(input.halt)() {
+            let next = taken(&mut left, most - num_pipelines, is_pipeline);
             let verdicts = judged_first(input, models, next, batches, None)?;
             sort_out(verdicts, &mut judged, found);
         }

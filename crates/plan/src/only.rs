@@ -1,6 +1,6 @@
 //! The choice of candidates that `dflop plan --only` makes, for example `colocated=true,zero=2`.
 
-use dflop_types::{Layout, ParseRecomputeError, Placement, Recomputation, Recompute, Zero};
+use dflop_types::{Layout, ParseRecomputeError, Placement, RankOrder, Recomputation, Recompute, Zero};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
@@ -30,6 +30,7 @@ pub struct Only {
     encoder_recompute: Option<Recompute>,
     llm_recompute: Option<Recompute>,
     cut: Option<Cut>,
+    rank_order: Option<RankOrder>,
 }
 
 /// How layers are cut into stages.
@@ -57,7 +58,7 @@ pub enum ParseOnlyError {
     },
 }
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "encoder.tp",
     "encoder.pp",
     "encoder.dp",
@@ -71,6 +72,7 @@ const NAMES: [&str; 13] = [
     "encoder.recompute",
     "llm.recompute",
     "cut",
+    "rank_order",
 ];
 
 impl FromStr for Only {
@@ -115,6 +117,10 @@ impl FromStr for Only {
                         _ => return Err(wrong("`even` or `uneven`")),
                     });
                 }
+                "rank_order" => {
+                    let order = RankOrder::ALL.into_iter().find(|order| order.to_string() == value);
+                    only.rank_order = Some(order.ok_or_else(|| wrong("`tp-pp-dp` or `tp-dp-pp`"))?);
+                }
                 _ => {
                     let mode: Result<Recompute, _> = value.parse();
                     let mode = Some(mode.map_err(|_| wrong(ParseRecomputeError::RULE))?);
@@ -150,6 +156,7 @@ impl fmt::Display for Only {
             mode("encoder.recompute", self.encoder_recompute.filter(|_| of_both.is_none())),
             mode("llm.recompute", self.llm_recompute.filter(|_| of_both.is_none())),
             self.cut.map(|cut| format!("cut={}", if cut == Cut::Even { "even" } else { "uneven" })),
+            self.rank_order.map(|order| format!("rank_order={order}")),
         ];
         f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(","))
     }
@@ -167,6 +174,7 @@ impl Only {
         self.has_degrees(layout)
             && self.zero.is_none_or(|zero| zero == layout.zero)
             && self.cut.is_none_or(|cut| (cut == Cut::Even) == is_even)
+            && (!layout.has_rank_orders() || self.rank_order.is_none_or(|order| order == layout.rank_order))
     }
 
     /// Whether a candidate may have the degrees and the placement of this layout.
@@ -185,6 +193,11 @@ impl Only {
     /// What replicas keep only a part of; `None` if any sharding may be tried.
     pub(crate) const fn zero(&self) -> Option<Zero> {
         self.zero
+    }
+
+    /// Which ranks stand next to each other; `None` if any order may be tried.
+    pub(crate) const fn rank_order(&self) -> Option<RankOrder> {
+        self.rank_order
     }
 
     /// The number of encoder stages that is asked for; `None` if any may be tried.
@@ -226,7 +239,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,llm.interleave=2,colocated=false,zero=1,recompute=full,cut=even";
+        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,llm.interleave=2,colocated=false,zero=1,recompute=full,cut=even,rank_order=tp-dp-pp";
         let only: Only = text.parse().unwrap();
         assert_eq!(only.to_string(), text);
         assert_eq!("".parse::<Only>(), Ok(Only::default()));
@@ -257,7 +270,7 @@ mod tests {
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
         assert_eq!(
             error("dp=2"),
-            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave, colocated, zero, recompute, encoder.recompute, llm.recompute, cut"
+            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave, colocated, zero, recompute, encoder.recompute, llm.recompute, cut, rank_order"
         );
     }
 }

@@ -13,17 +13,15 @@ use crate::contender::Contender;
 use crate::error::PlanError;
 use crate::funnel::WHOLE_SAMPLES_MAX;
 use crate::input::SearchInput;
+use crate::megatron::megatron;
 use crate::models::Models;
 use crate::rival_modes::{self, Timed};
 use crate::run_memory::Held;
-use crate::space::{Candidate, Rules, colocated, divisors, microbatch_counts};
+use crate::space::{Candidate, Rules, colocated};
 use crate::wide::{colocated_groups, first_modes};
 use crate::{baseline::refusal, only::Only};
-use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
-use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
-use dflop_sim::{Durations, order, simulate_interleaved};
 use dflop_step::{Arm, Method};
-use dflop_types::{Action, MicrobatchShape, Rank, Recomputation, SampleIndex, StageIndex, Zero, cut_layers};
+use dflop_types::{Recomputation, SampleIndex};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 
@@ -99,7 +97,18 @@ pub(crate) fn rivals(
     together.extend(colocated_groups(&rules, models));
     let mut rivals = Vec::new();
     for (name, is_balanced) in [("megatron", false), ("megatron-balanced", true)] {
-        rivals.push(megatron(name, input, models, batches, is_balanced));
+        let all: Vec<&[SampleIndex]> = batches.all().map(|(_, batch)| batch).collect();
+        let found = megatron(input, models, &all, batches.sampled.len(), is_balanced);
+        rivals.push(found.map_or_else(
+            || none(name),
+            |found| Rival {
+                layout: words(&found.layout, found.recompute),
+                num_microbatches: found.num_microbatches,
+                step_ns_mean: Some(found.step_ns_mean),
+                bubble_ratio: Some(found.idle_ratio),
+                ..none(name)
+            },
+        ));
     }
     for (name, method) in
         [("fsdp", Method::Blind), ("fsdp-tokens", Method::Tokens), ("fsdp-dflop", Method::Aware)]
@@ -225,252 +234,4 @@ fn fastest(
         bubble_ratio: Some(idle / batches.sampled.len().max(1) as f64),
         candidate: Some(candidate),
     })
-}
-
-/// One way to run all ranks as pipelines of one shape.
-#[derive(Debug, Clone, Copy)]
-struct Pipelines {
-    /// Tensor degrees of encoder and LLM backbone. An encoder whose layers cannot be cut is whole on each rank.
-    tp: [u32; 2],
-    pp: u32,
-    /// Chunks of a pipeline rank.
-    chunks: u32,
-    dp: u32,
-    num_microbatches: u32,
-    recompute: Recomputation,
-}
-
-/// The mean step in nanoseconds, and the mean of its idle ratio.
-type Judged = (u64, f64);
-
-/// The numbers of chunks on a pipeline rank that are tried.
-const CHUNKS: [u32; 4] = [1, 2, 3, 4];
-
-impl Pipelines {
-    /// Whether its chunks can be run. Megatron asks for several pipeline ranks, at least one layer in each chunk, and a
-    /// number of microbatches that is a multiple of `pp`.
-    fn has_rounds(&self, num_layers: u32) -> bool {
-        let is_whole = self.pp > 1 && self.num_microbatches.is_multiple_of(self.pp);
-        self.chunks == 1 || is_whole && self.pp * self.chunks <= num_layers
-    }
-
-    /// The actions of a pipeline rank; `None` if these stages cannot be interleaved.
-    fn actions(&self, rank: u32) -> Option<Vec<Action>> {
-        order::interleaved(Rank(rank), self.pp, self.pp * self.chunks, self.num_microbatches).ok()
-    }
-}
-
-/// Microbatch counts to try: those of our own plans, and those that make whole rounds of `pp` microbatches.
-fn round_counts(global_batch_size: u32, pp: u32, dp: u32) -> Vec<u32> {
-    let mut counts = microbatch_counts(global_batch_size, dp);
-    let most = global_batch_size / dp;
-    counts.extend((0..32).map_while(|power| pp.checked_mul(1 << power)).take_while(|&m| m <= most));
-    counts.sort_unstable();
-    counts.dedup();
-    counts
-}
-
-/// The fastest pipelines whose encoder runs on the rank of the first stage, before it. Optimizer states are sharded over
-/// the replicas (ZeRO-1; Megatron calls it the distributed optimizer).
-fn megatron(
-    name: &'static str,
-    input: &SearchInput<'_>,
-    models: &Models,
-    batches: &Batches<'_>,
-    is_balanced: bool,
-) -> Rival {
-    let (ranks, num_layers) = (input.cluster.num_ranks, models.plain().num_llm_layers());
-    let groups = models.degrees().iter().filter(|&&[encoder, tp]| {
-        let is_cut = models.degrees().contains(&[tp, tp]);
-        ranks.is_multiple_of(tp) && encoder == if is_cut { tp } else { 1 }
-    });
-    let ways: Vec<Pipelines> = groups
-        .flat_map(|&tp| divisors(ranks / tp[1]).into_iter().map(move |pp| (tp, pp)))
-        .filter(|&(_, pp)| pp <= num_layers)
-        .flat_map(|(tp, pp)| {
-            let dp = ranks / tp[1] / pp;
-            let counts = input
-                .num_microbatches
-                .map_or_else(|| round_counts(input.global_batch_size, pp, dp), |count| vec![count]);
-            let recompute = Recomputation::NONE;
-            counts.into_iter().flat_map(move |num_microbatches| {
-                CHUNKS.map(|chunks| Pipelines { tp, pp, chunks, dp, num_microbatches, recompute })
-            })
-        })
-        .filter(|way| way.has_rounds(num_layers))
-        .collect();
-    let count = batches.sampled.len().max(1);
-    let step = |way: &Pipelines| -> Option<Judged> {
-        let model = models.cut(way.tp, way.recompute)?;
-        let mut sums = (0, 0.0);
-        for (at, (_, batch)) in batches.all().enumerate() {
-            let (step_ns, idle_ns) = pipelines_ns(input, model, way, batch, is_balanced)?;
-            if at < count {
-                sums = (sums.0 + step_ns, sums.1 + idle_ns as f64 / step_ns.max(1) as f64);
-            }
-        }
-        Some((sums.0 / count as u64, sums.1 / count as f64))
-    };
-    // More recomputation never shortens a step of the same microbatches. So a mode is left out if one that recomputes less fits.
-    // Balance looks at times, which recomputation changes: there only unequal modes are left out for this.
-    let steps = |way: &Pipelines| {
-        let mut found: Vec<(Pipelines, Judged)> = Vec::new();
-        for &recompute in models.modes() {
-            let is_same = !is_balanced || recompute.of_both().is_none();
-            if is_same && found.iter().any(|(less, _)| less.recompute.is_at_most(recompute)) {
-                continue;
-            }
-            let way = Pipelines { recompute, ..*way };
-            found.extend(step(&way).map(|judged| (way, judged)));
-        }
-        found
-    };
-    let found: Vec<(Pipelines, Judged)> = ways.par_iter().flat_map_iter(steps).collect();
-    let best = found.into_iter().min_by_key(|(_, (ns, _))| *ns);
-    best.map_or_else(
-        || none(name),
-        |(way, (ns, idle_ratio))| Rival {
-            layout: {
-                let chunks =
-                    if way.chunks > 1 { format!(" interleave {}", way.chunks) } else { String::new() };
-                let layout = format!("tp {} pp {} dp {}{chunks}, zero 1", way.tp[1], way.pp, way.dp);
-                words(&layout, way.recompute)
-            },
-            num_microbatches: way.num_microbatches,
-            step_ns_mean: Some(ns),
-            bubble_ratio: Some(idle_ratio),
-            ..none(name)
-        },
-    )
-}
-
-/// The step of a global batch and the mean idle time of its ranks, in nanoseconds; `None` if a rank has too little memory
-/// or a microbatch too many tokens.
-fn pipelines_ns(
-    input: &SearchInput<'_>,
-    model: &CostModel,
-    way: &Pipelines,
-    batch: &[SampleIndex],
-    is_balanced: bool,
-) -> Option<(u64, u64)> {
-    let (m, dp) = (way.num_microbatches as usize, way.dp as usize);
-    let num_buckets = way.num_microbatches * way.dp;
-    let bucket = if is_balanced {
-        let whole = model.whole_stage();
-        let cost = |sample: &SampleIndex| {
-            let alone = MicrobatchShape::pack([&input.shapes[sample.index()]]);
-            model.encoder(&alone).total_ns()
-                + model.llm_stage(&alone, whole.num_layers, true, true).total_ns()
-        };
-        single_cost_lpt(&batch.iter().map(cost).collect::<Vec<u64>>(), num_buckets)
-    } else {
-        arrival_order(batch.len(), num_buckets)
-    };
-    let mut samples = vec![Vec::new(); num_buckets as usize];
-    for (&sample, bucket) in batch.iter().zip(bucket) {
-        samples[bucket as usize].push(&input.shapes[sample.index()]);
-    }
-    let microbatches: Vec<RankMicrobatch> = samples
-        .into_iter()
-        .map(|samples| RankMicrobatch {
-            shape: MicrobatchShape::pack(samples.iter().copied()),
-            feature_tokens: samples.iter().map(|shape| u64::from(shape.feature_tokens)).sum(),
-        })
-        .collect();
-    if input
-        .bucket_tokens_max
-        .is_some_and(|cap| microbatches.iter().any(|microbatch| microbatch.shape.total_llm_tokens() > cap))
-    {
-        return None;
-    }
-    let cut = cut_layers(model.num_llm_layers(), way.pp * way.chunks);
-    let last = cut.len() - 1;
-    let stages: Vec<StageLayers> = cut
-        .into_iter()
-        .enumerate()
-        .map(|(stage, num_layers)| StageLayers { num_layers, is_first: stage == 0, is_last: stage == last })
-        .collect();
-    // Megatron numbers first the ranks of a tensor group, then the replicas of a stage, then the stages.
-    let sharding = Sharding { stride: way.tp[1], ..Sharding::whole(Zero::States, way.dp) };
-    let (mut longest_ns, mut busy_ns) = (0, 0);
-    for replica in 0..dp {
-        // In arrival order the replicas take turns, microbatch by microbatch. Balanced microbatches are alike, so for those
-        // it does not matter which replica has which.
-        let own: Vec<RankMicrobatch> = (0..m).map(|at| microbatches[at * dp + replica].clone()).collect();
-        if !fits(input, model, way, &stages, sharding, &own)? {
-            return None;
-        }
-        let mut durations = Durations {
-            forward_ns: Vec::new(),
-            backward_ns: Vec::new(),
-            input_ns: Vec::new(),
-            weight_ns: Vec::new(),
-            transfer_ns: 0,
-        };
-        let tokens: u64 = own.iter().map(|microbatch| microbatch.shape.total_llm_tokens()).sum();
-        durations.transfer_ns = model.transfer_ns(model.llm_rows(tokens / m.max(1) as u64));
-        for stage in &stages {
-            let both = own.iter().map(|microbatch| {
-                let mut one =
-                    model.llm_stage(&microbatch.shape, stage.num_layers, stage.is_first, stage.is_last);
-                if stage.is_first {
-                    let encoder = model.encoder(&microbatch.shape);
-                    one.forward_ns += encoder.forward_ns;
-                    one.backward_ns += encoder.backward_ns;
-                }
-                (one.forward_ns, one.backward_ns)
-            });
-            let (forward_ns, backward_ns): (Vec<u64>, Vec<u64>) = both.unzip();
-            busy_ns += forward_ns.iter().chain(&backward_ns).sum::<u64>();
-            durations.forward_ns.push(forward_ns);
-            durations.backward_ns.push(backward_ns);
-        }
-        longest_ns = simulate_interleaved(&durations, way.pp).ok()?.makespan_ns.max(longest_ns);
-    }
-    let held: Vec<StageLayers> = (0..way.pp).map(|rank| held(&stages, way.pp, rank)).collect();
-    let of_ranks = held.iter().map(|&held| model.sharded_stage_tail(held, sharding).ns);
-    let first_ns = model.sharded_encoder_tail(sharding).ns + model.sharded_stage_tail(held[0], sharding).ns;
-    let idle_ns = longest_ns.saturating_sub(busy_ns / u64::from(way.dp * way.pp));
-    Some((longest_ns + of_ranks.max().unwrap_or(0).max(first_ns), idle_ns))
-}
-
-/// All chunks that a pipeline rank holds, as one stage: their layers together.
-fn held(stages: &[StageLayers], pp: u32, rank: u32) -> StageLayers {
-    let chunks = || stages.iter().skip(rank as usize).step_by(pp as usize);
-    StageLayers {
-        num_layers: chunks().map(|chunk| chunk.num_layers).sum(),
-        is_first: chunks().any(|chunk| chunk.is_first),
-        is_last: chunks().any(|chunk| chunk.is_last),
-    }
-}
-
-/// Whether the fullest rank of a pipeline fits the memory budget. That is the first rank, which also holds the encoder, or
-/// the last one. `None` if the stages cannot be interleaved.
-fn fits(
-    input: &SearchInput<'_>,
-    model: &CostModel,
-    way: &Pipelines,
-    stages: &[StageLayers],
-    sharding: Sharding,
-    microbatches: &[RankMicrobatch],
-) -> Option<bool> {
-    let Some(budget_bytes) = input.memory_budget_bytes() else { return Some(true) };
-    let (pp, last) = (way.pp as usize, way.pp - 1);
-    let of_rank = |rank: u32| {
-        let actions = way.actions(rank)?;
-        let role = RankRole::Stage(held(stages, way.pp, rank));
-        let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: false, sharding };
-        let chunks: Vec<StageLayers> = stages.iter().copied().skip(rank as usize).step_by(pp).collect();
-        model.interleaved_peak(&steps, &chunks, |stage| stage.index() / pp).ok()
-    };
-    // The encoder runs with the first chunk.
-    let mut actions = way.actions(0)?;
-    actions.retain(|action| action.stage == StageIndex(0));
-    let role = RankRole::Encoder;
-    let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: false, sharding };
-    let encoder = model.rank_peak(&steps).ok()?;
-    let (first, end) = (of_rank(0)?, of_rank(last)?);
-    // Encoder and first stage are on one device, which has its context only once.
-    let first_bytes = (encoder.total_bytes() + first.total_bytes()).saturating_sub(encoder.context_bytes);
-    Some(first_bytes.max(end.total_bytes()) <= budget_bytes)
 }

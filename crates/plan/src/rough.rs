@@ -16,7 +16,7 @@ use dflop_types::{Component, EncoderSegments, Layout, MicrobatchShape, Recompute
 pub(crate) struct BatchSizes {
     num_samples: u64,
     encoder_tokens: u64,
-    llm_tokens: u64,
+    pub(crate) llm_tokens: u64,
     label_tokens: u64,
     /// Time of attention of all samples, in nanoseconds: on the encoder, and on a layer of the LLM backbone.
     encoder_attention_ns: u64,
@@ -262,8 +262,9 @@ pub(crate) struct Rough {
 /// r_j         load of the fullest bucket of microbatch j / mean load
 /// in flight   the smaller of: microbatches that the order wants, microbatches that memory allows
 /// step = sum over j of max(e, r_j max_k t_k, (e + r_j sum_k t_k + transfers there and back) / in flight)
-///      + e + sum_k t_k - max(e, max_k t_k) + tail
-///        with v chunks on a rank: max_k t_k + (sum_k t_k - max_k t_k) / v in place of the sum_k t_k of the last line
+///      + ramp - 0.8 min(ramp, e) / pp + tail
+/// ramp = e + sum_k t_k - max(e, max_k t_k)
+///        with v chunks on a rank: max_k t_k + (sum_k t_k - max_k t_k) / v in place of the sum_k t_k of this line
 /// ```
 pub(crate) fn rough(
     model: &CostModel,
@@ -300,7 +301,7 @@ pub(crate) fn rough(
     let num_stages = f64::from(facts.num_stages() + encoder_stages);
     let chunks = f64::from(candidate.layout.llm_interleave);
     let hops = f64::from(candidate.layout.num_stages()) - 1.0;
-    let transfers_ns = 2.0 * hops * model.transfer_ns(tokens) as f64;
+    let transfers_ns = 2.0 * hops * model.transfer_ns(tokens, facts.across_nodes) as f64;
     let rooms =
         memory_budget_bytes.map_or([f64::INFINITY; 2], |budget| rooms(candidate, facts, budget, batch));
     let in_flight = rooms[0].min(rooms[1]).min(num_stages);
@@ -313,8 +314,11 @@ pub(crate) fn rough(
     let in_flight = in_flight.max(0.5).min(m as f64);
     // Interleaved LLM ranks fill and drain by chunks, each 1 / v of the rank's time.
     let ramp_ns = longest_ns + (sum_ns - longest_ns) / chunks;
-    let mut step_ns =
-        encoder_ns + ramp_ns - encoder_stage_ns.max(longest_ns) + tail_ns as f64 + transfers_ns / 2.0;
+    let ramp_ns = encoder_ns + ramp_ns - encoder_stage_ns.max(longest_ns);
+    // The scheduler opens and ends a step with microbatches of little encoder work. Before a single LLM stage that takes most of
+    // the ramp away; before several it does less, because they have a ramp of their own.
+    let ramp_ns = ramp_ns - 0.8 * ramp_ns.min(encoder_ns) / f64::from(candidate.layout.llm.pp);
+    let mut step_ns = ramp_ns + tail_ns as f64 + transfers_ns / 2.0;
     // The costliest part of a sample makes one microbatch long for the encoder.
     let largest_ns = batch.encoder_largest_ns as f64 / f64::from(encoder_stages);
     step_ns += (largest_ns - encoder_stage_ns.max(longest_ns)).max(0.0);

@@ -6,7 +6,7 @@ use crate::lists::Lists;
 use crate::rows::DurationRows;
 use crate::wiring::{Feeds, Rows, Source, WiredRow};
 use dflop_types::{
-    Action, ActionKind, Component, ComponentLayout, Layout, PipelineOrder, Rank, StageIndex, Zero,
+    Action, ActionKind, Component, ComponentLayout, Layout, PipelineOrder, Rank, RankOrder, StageIndex, Zero,
 };
 use serde::{Deserialize, Serialize};
 
@@ -228,10 +228,10 @@ impl StepInput {
 
     /// The row of `stage` on `rank`: the index of its durations. The rank must hold the stage.
     pub fn row(&self, rank: Rank, stage: StageIndex) -> usize {
-        // This is called for every action. So if each rank has one row, it does without a division.
+        // This is called for every action. So if each rank has the row of its own number, it does without a division.
         if self.layout.is_colocated() {
             self.layout.row(rank.0, stage)
-        } else if self.layout.is_interleaved() {
+        } else if self.layout.is_interleaved() || self.layout.rank_order != RankOrder::TpPpDp {
             self.layout.coordinates(rank).map_or(0, |at| self.layout.row(at.replica, stage))
         } else {
             rank.index()

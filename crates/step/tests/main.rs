@@ -14,6 +14,7 @@ mod giants;
 mod interleaved;
 mod lists;
 mod parts;
+mod rank_order;
 #[path = "fixture/scheduling.rs"]
 mod scheduling;
 mod step;

@@ -76,6 +76,32 @@ pub enum Placement {
     Colocated,
 }
 
+/// Which of a component's tensor groups stand next to each other: the first of its degrees changes fastest from rank to
+/// rank. Neighbours share a node, so this decides whose messages stay inside it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RankOrder {
+    /// The stages of a replica: what a stage hands to the next stays near, gradients are reduced far.
+    #[default]
+    TpPpDp,
+    /// The replicas of a stage, as Megatron-LM and torchtitan number their ranks: gradients are reduced near.
+    TpDpPp,
+}
+
+impl RankOrder {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::TpPpDp, Self::TpDpPp];
+}
+
+impl fmt::Display for RankOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TpPpDp => "tp-pp-dp",
+            Self::TpDpPp => "tp-dp-pp",
+        })
+    }
+}
+
 /// What the replicas of a component keep only a part of, as the ZeRO optimizer numbers it. Files hold the number.
 ///
 /// *References*: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.

@@ -1,6 +1,6 @@
 //! Layouts: how many ways each component is split, and which rank holds which piece.
 
-use crate::component::{Component, ComponentLayout, Placement, Zero};
+use crate::component::{Component, ComponentLayout, Placement, RankOrder, Zero};
 use crate::cut::{LayerCut, cut_layers};
 use crate::index::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
@@ -23,9 +23,9 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 /// How many ways each component is split, and where the pieces sit.
 ///
-/// *Disaggregated*: the encoder's ranks come first, then the LLM's, replica by replica; within a replica the pipeline
-/// stages follow each other, and the ranks of a stage that share its layers (tensor parallelism) lie side by side: its
-/// *tensor group*.
+/// *Disaggregated*: the encoder's ranks come first, then the LLM's. Within a component either the pipeline stages of a
+/// replica follow each other, or the replicas of a stage ([`RankOrder`]). The ranks of a stage that share its layers
+/// (tensor parallelism) lie side by side: its *tensor group*.
 ///
 /// *Interleaved*: each pipeline rank of the LLM backbone holds `llm_interleave` runs of layers, its *chunks*, each a stage
 /// of its own. Chunk c of pipeline rank r is stage c x pp + r of the LLM backbone: a microbatch passes all ranks once for
@@ -58,6 +58,24 @@ pub struct Layout {
     /// Chunks of each pipeline rank of the LLM backbone, at least 1; 1: one run of layers a rank, not interleaved.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub llm_interleave: u32,
+    /// Which tensor groups of a component stand next to each other.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub rank_order: RankOrder,
+}
+
+/// Replicas of a component that [`Layout::borders_across_nodes`] looks at, at most.
+const REPLICAS_LOOKED_AT: u32 = 8;
+
+/// Of `count` numbers from 0 on, [`REPLICAS_LOOKED_AT`] that are evenly spread, or all where there are fewer.
+fn spread(count: u32) -> impl Iterator<Item = u32> + Clone {
+    let looked_at = count.min(REPLICAS_LOOKED_AT);
+    (0..looked_at).map(move |at| (u64::from(at) * u64::from(count) / u64::from(looked_at)) as u32)
+}
+
+/// 0 of no numbers.
+fn mean(numbers: impl Iterator<Item = u32>) -> f64 {
+    let (sum, num) = numbers.fold((0_u32, 0_u32), |(sum, num), number| (sum + number, num + 1));
+    f64::from(sum) / f64::from(num.max(1))
 }
 
 /// Where a rank stands: its component, replica and stage.
@@ -85,6 +103,7 @@ impl Layout {
             encoder_cut: None,
             llm_cut: None,
             llm_interleave: 1,
+            rank_order: RankOrder::TpPpDp,
         }
     }
 
@@ -187,11 +206,79 @@ impl Layout {
         if self.is_colocated() {
             Rank(replica * self.llm.tp)
         } else if stage.0 < self.encoder.pp {
-            Rank((replica * self.encoder.pp + stage.0) * self.encoder.tp)
+            Rank(self.position(self.encoder, replica, stage.0) * self.encoder.tp)
         } else {
-            let group = replica * self.llm.pp + (stage.0 - self.encoder.pp) % self.llm.pp;
+            let group = self.position(self.llm, replica, (stage.0 - self.encoder.pp) % self.llm.pp);
             Rank(self.encoder.num_ranks() + group * self.llm.tp)
         }
+    }
+
+    /// The position of a pipeline rank of a replica among the tensor groups of its component.
+    const fn position(&self, degrees: ComponentLayout, replica: u32, pipeline_rank: u32) -> u32 {
+        match self.rank_order {
+            RankOrder::TpPpDp => replica * degrees.pp + pipeline_rank,
+            RankOrder::TpDpPp => pipeline_rank * degrees.dp + replica,
+        }
+    }
+
+    /// Ranks from one replica of a component to the next.
+    pub const fn replica_stride(&self, component: Component) -> u32 {
+        let degrees = if matches!(component, Component::Encoder) { self.encoder } else { self.llm };
+        match self.rank_order {
+            RankOrder::TpPpDp => degrees.tp * degrees.pp,
+            RankOrder::TpDpPp => degrees.tp,
+        }
+    }
+
+    /// Whether the other [`RankOrder`] gives any rank another place: some component has several stages and several
+    /// replicas.
+    pub const fn has_rank_orders(&self) -> bool {
+        !self.is_colocated()
+            && (self.encoder.pp > 1 && self.encoder.dp > 1 || self.llm.pp > 1 && self.llm.dp > 1)
+    }
+
+    /// Of the borders between the stages of one component, how many lie between two nodes of `ranks_per_node` ranks: the
+    /// mean over its replicas, of which 8 that are evenly spread are looked at.
+    pub fn borders_across_nodes(&self, component: Component, ranks_per_node: u32) -> f64 {
+        let (replicas, stages) = match component {
+            Component::Encoder => (self.encoder.dp, 0..self.encoder.pp),
+            Component::Llm | Component::Both => (self.llm.dp, self.encoder.pp..self.num_stages()),
+        };
+        let node_of = |replica, stage| self.node(replica, stage, ranks_per_node);
+        let of_replica = |replica| {
+            stages.clone().skip(1).filter(|&s| node_of(replica, s - 1) != node_of(replica, s)).count()
+        };
+        mean(spread(replicas).map(|replica| of_replica(replica) as u32))
+    }
+
+    /// Which part of the messages from stage to stage goes to another node of `ranks_per_node` ranks, 0 to 1.
+    ///
+    /// A microbatch makes one message at each border between two stages. Encoder replicas are taken to feed all LLM replicas
+    /// alike. Colocated ranks exchange features with all others: 1 if there are several nodes.
+    pub fn ratio_across_nodes(&self, ranks_per_node: u32) -> f64 {
+        if self.num_ranks() <= ranks_per_node.max(1) {
+            return 0.0;
+        }
+        if self.is_colocated() {
+            return 1.0;
+        }
+        let first_llm = self.encoder.pp;
+        let crosses = |(from, to)| {
+            let ends = [(from, first_llm - 1), (to, first_llm)];
+            let [from, to] = ends.map(|(replica, stage)| self.node(replica, stage, ranks_per_node));
+            u32::from(from != to)
+        };
+        let pairs = spread(self.encoder.dp).flat_map(|from| spread(self.llm.dp).map(move |to| (from, to)));
+        let within: f64 = [Component::Encoder, Component::Llm]
+            .map(|component| self.borders_across_nodes(component, ranks_per_node))
+            .into_iter()
+            .sum();
+        (within + mean(pairs.map(crosses))) / f64::from(self.num_stages() - 1)
+    }
+
+    const fn node(&self, replica: u32, stage: u32, ranks_per_node: u32) -> u32 {
+        let ranks = if ranks_per_node == 0 { 1 } else { ranks_per_node };
+        self.rank(replica, StageIndex(stage)).0 / ranks
     }
 
     /// Ranks of the tensor groups of a stage: 1 without tensor parallelism.
@@ -235,8 +322,8 @@ impl Layout {
         self.encoder.pp * self.encoder.dp + self.num_llm_stages() * self.llm.dp
     }
 
-    /// The number of a stage of a replica among those of all replicas, the encoder's first: its tensor group, but where
-    /// components are colocated or stages interleaved.
+    /// The number of a stage of a replica among those of all replicas, the encoder's first, replica by replica: its tensor
+    /// group, but where components are colocated, stages interleaved or the replicas of a stage next to each other.
     pub const fn row(&self, replica: u32, stage: StageIndex) -> usize {
         let row = if stage.0 < self.encoder.pp {
             replica * self.encoder.pp + stage.0
@@ -273,10 +360,14 @@ impl Layout {
             (Component::Llm, self.llm, self.encoder.pp, rank.0 - encoder_ranks)
         };
         let group = position / degrees.tp;
+        let (replica, pipeline_rank) = match self.rank_order {
+            RankOrder::TpPpDp => (group / degrees.pp, group % degrees.pp),
+            RankOrder::TpDpPp => (group % degrees.dp, group / degrees.dp),
+        };
         Some(Coordinates {
             component,
-            replica: group / degrees.pp,
-            stage: StageIndex(first_stage + group % degrees.pp),
+            replica,
+            stage: StageIndex(first_stage + pipeline_rank),
             tensor: position % degrees.tp,
         })
     }
@@ -308,6 +399,10 @@ impl Layout {
                 let field = "llm.pipeline_parallel_degree";
                 problems.push(format!("{name}.{field}: {pp}, must be 1 where the components are colocated"));
             }
+        }
+        if self.is_colocated() && self.rank_order != RankOrder::default() {
+            let rule = format!("must be {} where the components are colocated", RankOrder::default());
+            problems.push(format!("{name}.rank_order: {}, {rule}", self.rank_order));
         }
         self.check_interleave(name, problems);
         let cuts = [("encoder", Component::Encoder), ("llm", Component::Llm)];
@@ -366,7 +461,14 @@ impl fmt::Display for Layout {
         if self.zero != Zero::Nothing {
             write!(f, ", zero {}", u8::from(self.zero))?;
         }
-        self.shard_ranks.map_or(Ok(()), |ranks| write!(f, " over {ranks} ranks"))
+        if let Some(ranks) = self.shard_ranks {
+            write!(f, " over {ranks} ranks")?;
+        }
+        if self.rank_order == RankOrder::default() {
+            Ok(())
+        } else {
+            write!(f, ", order {}", self.rank_order)
+        }
     }
 }
 

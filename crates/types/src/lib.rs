@@ -75,7 +75,7 @@ mod timeline;
 
 pub use artifact::{Artifact, ArtifactError, Hint, MadeFrom};
 pub use cluster::Cluster;
-pub use component::{Component, ComponentLayout, Placement, Zero};
+pub use component::{Component, ComponentLayout, Placement, RankOrder, Zero};
 pub use cut::{LayerCut, cut_layers};
 pub use data_profile::{
     DataProfile, DatasetHasher, Fault, Place, Problem, ProfileHasher, ProfilePart, ProfiledSample,

@@ -5,7 +5,7 @@
 //! torchtitan's `config/job_config.py`, read on 2026-11-23.
 
 use dflop_types::number::counted;
-use dflop_types::{RankedPlan, Recompute, Zero};
+use dflop_types::{RankOrder, RankedPlan, Recompute, Zero};
 
 /// Arguments, one a line, and what they leave out as comments.
 fn lines(arguments: &[String], lacks: &[String]) -> String {
@@ -58,6 +58,10 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
     ];
     if layout.is_interleaved() {
         arguments.push(format!("--num-virtual-stages-per-pipeline-rank {}", layout.llm_interleave));
+    }
+    // Without it the replicas of a stage stand next to each other.
+    if layout.has_rank_orders() && layout.rank_order == RankOrder::TpPpDp {
+        arguments.push("--use-tp-pp-dp-mapping".to_owned());
     }
     lacks.push(format!("microbatches of different size: each has {}", counted(microbatch.into(), "sample")));
     let strategy = match layout.zero {
@@ -133,6 +137,9 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
     let (layout, llm) = (plan.layout, plan.layout.llm);
     let mut lacks = of_both(plan);
     lacks.extend(left_over(plan));
+    if layout.has_rank_orders() && layout.rank_order == RankOrder::TpPpDp {
+        lacks.push("stages next to each other: its replicas of a stage are".to_owned());
+    }
     let dp = replicas(plan);
     let shard =
         if layout.zero == Zero::Nothing { 1 } else { layout.shard_ranks.unwrap_or(dp).min(dp).max(1) };

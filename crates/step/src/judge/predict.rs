@@ -159,7 +159,10 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: Pip
         rows.map(|row| columns.iter().map(|c| of(&c.predictions[row])).collect()).collect()
     };
     let sum = |of: fn(&Column) -> u64| columns.iter().map(of).sum::<u64>();
-    // The simulator takes one transfer time for the whole step: the time of a message of mean size.
+    // The simulator takes one transfer time for the whole step: the mean over its borders of a message of mean size. Which
+    // ranks share a node depends on the tensor groups, so this is the layout with them.
+    let across_nodes =
+        model.ranks_per_node().map_or(0.0, |ranks| scheduler.settings().layout.ratio_across_nodes(ranks));
     let mean_tokens = sum(|c| c.sent_tokens).div_ceil(sum(|c| c.num_messages).max(1));
     let count =
         |of: fn(&&Prediction) -> bool| columns.iter().flat_map(|c| &c.predictions).filter(of).count() as u64;
@@ -179,7 +182,7 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: Pip
             input_ns: if model.has_split() { by_row(|p| p.input_ns) } else { Vec::new() },
             weight_ns: if model.has_split() { by_row(|p| p.weight_ns) } else { Vec::new() },
             feeds: columns.iter().map(|c| c.feeds.clone()).collect(),
-            transfer_ns: model.transfer_ns(mean_tokens),
+            transfer_ns: model.transfer_ns(mean_tokens, across_nodes),
             tail_ns,
             ready_ns: Vec::new(),
         },

@@ -14,7 +14,8 @@ proptest! {
         let one = ComponentLayout { tp: l_tp, pp: 1, dp: e_dp };
         let colocated = Layout { encoder: one, llm: one, ..Layout::colocated(e_dp, Zero::Parameters) };
         let interleaved = Layout { llm_interleave: chunks, ..apart };
-        for layout in [apart, colocated, interleaved] {
+        let other = |layout| Layout { rank_order: RankOrder::TpDpPp, ..layout };
+        for layout in [apart, colocated, interleaved, other(apart), other(interleaved)] {
             let (mut held, mut rows) = (0, std::collections::BTreeSet::new());
             let mut groups = Vec::new();
             for rank in (0..layout.num_ranks()).map(Rank) {
@@ -67,6 +68,41 @@ fn only_what_differs_from_a_plain_pipeline_is_written() {
     assert_eq!(hybrid.to_string(), "colocated tp 1 dp 8, zero 3 over 4 ranks");
     let error = serde_json::from_str::<Layout>(&text.replace("\"zero\":3", "\"zero\":4")).unwrap_err();
     assert!(error.to_string().starts_with("4, must be 0, 1, 2 or 3"), "{error}");
+}
+
+/// Encoder on ranks 0 and 1; the LLM's 2 stages of 3 replicas on ranks 2 to 7: (2 3) (4 5) (6 7), or (2 5) (3 6) (4 7).
+#[test]
+fn the_rank_order_decides_who_stands_next_to_whom() {
+    let degrees = |pp, dp| ComponentLayout { tp: 1, pp, dp };
+    let stages = Layout::disaggregated(degrees(1, 2), degrees(2, 3));
+    let replicas = Layout { rank_order: RankOrder::TpDpPp, ..stages };
+    let ranks = |layout: Layout, replica| [1, 2].map(|stage| layout.rank(replica, StageIndex(stage)).0);
+    assert_eq!([0, 1, 2].map(|replica| ranks(stages, replica)), [[2, 3], [4, 5], [6, 7]]);
+    assert_eq!([0, 1, 2].map(|replica| ranks(replicas, replica)), [[2, 5], [3, 6], [4, 7]]);
+    assert_eq!([stages, replicas].map(|layout| layout.replica_stride(Component::Llm)), [2, 1]);
+    assert_eq!([stages, replicas].map(|layout| layout.replica_stride(Component::Encoder)), [1, 1]);
+    // Nodes of 4: no stage is on another node than the one before; (2 5) and (3 6) are apart. From the encoder's two
+    // ranks, on node 0, each replica gets features: 2 of 3 first stages are elsewhere, or 1 of 3.
+    let permille = |ratio: f64| (1_000.0 * ratio).round() as u32;
+    let across = |layout: Layout| permille(layout.borders_across_nodes(Component::Llm, 4));
+    assert_eq!([stages, replicas].map(across), [0, 667]);
+    let ratio = |layout: Layout, node| permille(layout.ratio_across_nodes(node));
+    assert_eq!([ratio(stages, 4), ratio(replicas, 4)], [333, 500]);
+    assert_eq!([ratio(stages, 8), ratio(replicas, 8)], [0, 0]);
+    let together = Layout::colocated(8, Zero::Parameters);
+    assert_eq!([ratio(together, 8), ratio(together, 4)], [0, 1_000]);
+    let text = serde_json::to_string(&replicas).unwrap();
+    assert!(text.ends_with(r#","rank_order":"tp-dp-pp"}"#), "{text}");
+    assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), replicas);
+    assert_eq!(replicas.to_string(), "encoder tp 1 pp 1 dp 2, llm tp 1 pp 2 dp 3, order tp-dp-pp");
+    let is_free = |layout: Layout| layout.has_rank_orders();
+    assert!(is_free(stages) && !is_free(together) && !is_free(Layout { llm: degrees(3, 1), ..stages }));
+    let mut problems = Vec::new();
+    Layout { rank_order: RankOrder::TpDpPp, ..together }.check("layout", &mut problems);
+    assert_eq!(
+        problems,
+        ["layout.rank_order: tp-dp-pp, must be tp-pp-dp where the components are colocated"]
+    );
 }
 
 #[test]
