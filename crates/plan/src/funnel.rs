@@ -40,7 +40,7 @@ const PATIENT_SAMPLES_MAX: usize = 128;
 
 /// Samples in one batch up to which the whole search takes some milliseconds. There the first answer says little: its
 /// step may be 1.5 times as long as that of the whole search.
-const TINY_SAMPLES_MAX: usize = 16;
+pub(crate) const TINY_SAMPLES_MAX: usize = 16;
 
 /// The most candidates that are tried until one fits the first batch.
 const TRIED_MAX: usize = 192;

@@ -8,6 +8,7 @@ use crate::bound::work_min_ns;
 use crate::contender::{Contender, Known};
 use crate::error::PlanError;
 use crate::facts::Facts;
+use crate::funnel::TINY_SAMPLES_MAX;
 use crate::input::{SearchEffort, SearchInput};
 use crate::models::Models;
 use crate::only::Only;
@@ -142,6 +143,7 @@ pub(crate) fn recomputing(
         candidates.iter().filter(|one| one.recompute == first && !is_ample(one)).copied().collect();
     let limit_ns = limit_ns(input, contenders);
     let tried_before = first_modes(models, &input.only);
+    let is_tiny = input.global_batch_size as usize <= TINY_SAMPLES_MAX;
     let is_asked = |pair: &Recomputation| *pair != first && input.only.has_modes(*pair);
     let every: Vec<Recomputation> = models.modes().iter().copied().filter(is_asked).collect();
     let alike: Vec<&[Candidate]> = tight.chunk_by(|a, b| a.layout == b.layout).collect();
@@ -161,9 +163,10 @@ pub(crate) fn recomputing(
         } else {
             let facts = Facts::new(models.of(&alike[0]), &alike[0].settings(input))?;
             for candidate in *alike {
-                // What does not fit a sample alone is no contender. The estimate, which knows mean samples, says little of it. And a
-                // frozen encoder has no mode of its own: there is nothing to choose.
-                let chosen = if is_tight.contains_key(candidate) && has_unequal {
+                // What does not fit a sample alone is no contender. The estimate, which knows mean samples, says little of it, nor of
+                // batches of few samples. And a frozen encoder has no mode of its own: there is nothing to choose.
+                let is_known = is_tight.contains_key(candidate) && !is_tiny;
+                let chosen = if is_known && has_unequal {
                     chain(candidate, &facts, budget_bytes, &every, known)
                 } else {
                     every.clone()
