@@ -2,7 +2,7 @@
 
 use crate::cost::CostModel;
 use crate::network::{Group, Spread, Transfer};
-use dflop_types::{Collective, LinkSpan};
+use dflop_types::{Collective, Layout, LinkSpan};
 
 impl CostModel {
     /// Time of one message or collective of `bytes` (the whole tensor that each rank has) over `num_ranks` ranks, with
@@ -40,9 +40,13 @@ impl CostModel {
         self.links.route_of(collective, spread, num_ranks).transfer(bytes)
     }
 
+    /// [`Layout::ratio_across_nodes`] where the size of a node is known, else 0: all messages count as near.
+    pub fn ratio_across_nodes(&self, layout: &Layout) -> f64 {
+        self.ranks_per_node.map_or(0.0, |ranks| layout.ratio_across_nodes(ranks))
+    }
+
     /// Time of a message of `tokens` features or hidden states from stage to stage, in nanoseconds: the mean over messages
-    /// of which the part `across_nodes`, 0 to 1 ([`Layout::ratio_across_nodes`](dflop_types::Layout::ratio_across_nodes)), goes
-    /// to another node.
+    /// of which the part `across_nodes`, 0 to 1, goes to another node.
     ///
     /// 0 where the network was not measured ([`CostModel::is_network_measured`]), and where nothing is sent.
     ///

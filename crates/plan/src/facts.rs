@@ -58,7 +58,7 @@ impl Facts {
             ],
             stages,
             encoder_tail_ns: model.sharded_encoder_tail(encoder).ns,
-            across_nodes: model.ranks_per_node().map_or(0.0, |ranks| layout.ratio_across_nodes(ranks)),
+            across_nodes: model.ratio_across_nodes(layout),
         })
     }
 

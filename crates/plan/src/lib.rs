@@ -38,6 +38,7 @@ mod models;
 mod objective;
 mod only;
 mod outcome;
+mod rank_order;
 mod rival_modes;
 mod rivals;
 mod rough;

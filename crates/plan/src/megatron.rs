@@ -2,6 +2,7 @@
 
 use crate::input::SearchInput;
 use crate::models::Models;
+use crate::rank_order::spent_ns;
 use crate::space::{divisors, microbatch_counts};
 use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
 use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
@@ -63,11 +64,15 @@ impl Pipelines {
         Sharding { stride, ..Sharding::whole(Zero::States, self.dp) }
     }
 
-    /// Time of a message from chunk to chunk of `tokens` rows of the LLM backbone.
-    fn message_ns(&self, input: &SearchInput<'_>, model: &CostModel, tokens: u64) -> u64 {
-        let num_across = self.layout().borders_across_nodes(Component::Llm, input.cluster.ranks_per_node);
-        let across_nodes = num_across / f64::from((self.pp * self.chunks - 1).max(1));
-        model.transfer_ns(model.llm_rows(tokens), across_nodes)
+    /// Borders between chunks.
+    const fn num_borders(&self) -> u32 {
+        self.pp * self.chunks - 1
+    }
+
+    /// Which part of the messages from chunk to chunk goes to another node.
+    fn ratio_across_nodes(&self, ranks_per_node: u32) -> f64 {
+        self.layout().borders_across_nodes(Component::Llm, ranks_per_node)
+            / f64::from(self.num_borders().max(1))
     }
 
     /// The end of the step of the slowest rank, reduction and optimizer.
@@ -99,10 +104,10 @@ impl Pipelines {
         let tokens = batch.map_or(0, |batch| tokens(batch));
         let of_microbatch = tokens / u64::from((self.num_microbatches * self.dp).max(1));
         let stages = self.stages(model);
-        let borders = u64::from(self.pp * self.chunks - 1);
         let spent_ns = |way: &Self| {
-            let message_ns = way.message_ns(input, model, of_microbatch);
-            way.tail_ns(model, &stages).saturating_add(2 * borders * message_ns)
+            let across_nodes = way.ratio_across_nodes(input.cluster.ranks_per_node);
+            let message_ns = model.transfer_ns(model.llm_rows(of_microbatch), across_nodes);
+            spent_ns(way.tail_ns(model, &stages), self.num_borders(), message_ns)
         };
         // Its own order first: of equals it is taken.
         [RankOrder::TpDpPp, RankOrder::TpPpDp].map(of).into_iter().min_by_key(spent_ns).unwrap_or(self)
@@ -114,7 +119,7 @@ impl Pipelines {
     }
 }
 
-/// Microbatch counts to try: those of our own plans, and those that make whole rounds of `pp` microbatches.
+/// Microbatch counts to try. Our own plans try the same ones, but for those that make whole rounds of `pp` microbatches.
 fn round_counts(global_batch_size: u32, pp: u32, dp: u32) -> Vec<u32> {
     let mut counts = microbatch_counts(global_batch_size, dp);
     let most = global_batch_size / dp;
@@ -238,6 +243,7 @@ fn pipelines_ns(
     }
     let stages = way.stages(model);
     let sharding = way.sharding();
+    let across_nodes = way.ratio_across_nodes(input.cluster.ranks_per_node);
     let (mut longest_ns, mut busy_ns) = (0, 0);
     for replica in 0..dp {
         // In arrival order the replicas take turns, microbatch by microbatch. Balanced microbatches are alike, so for those
@@ -254,7 +260,7 @@ fn pipelines_ns(
             transfer_ns: 0,
         };
         let tokens: u64 = own.iter().map(|microbatch| microbatch.shape.total_llm_tokens()).sum();
-        durations.transfer_ns = way.message_ns(input, model, tokens / m.max(1) as u64);
+        durations.transfer_ns = model.transfer_ns(model.llm_rows(tokens / m.max(1) as u64), across_nodes);
         for stage in &stages {
             let both = own.iter().map(|microbatch| {
                 let mut one =

@@ -96,8 +96,8 @@ pub(crate) fn rivals(
     let rules = Rules { only: &every, ..Rules::of(input, models.plain()) };
     together.extend(colocated_groups(&rules, models));
     let mut rivals = Vec::new();
+    let all: Vec<&[SampleIndex]> = batches.all().map(|(_, batch)| batch).collect();
     for (name, is_balanced) in [("megatron", false), ("megatron-balanced", true)] {
-        let all: Vec<&[SampleIndex]> = batches.all().map(|(_, batch)| batch).collect();
         let found = megatron(input, models, &all, batches.sampled.len(), is_balanced);
         rivals.push(found.map_or_else(
             || none(name),

@@ -12,11 +12,12 @@ use crate::funnel::TINY_SAMPLES_MAX;
 use crate::input::{SearchEffort, SearchInput};
 use crate::models::Models;
 use crate::only::Only;
+use crate::rank_order::rank_orders;
 use crate::rough::{AMPLE, BatchSizes, rooms};
 use crate::space::{Candidate, Rules, Space, layouts_with};
 use dflop_cost::{CostModel, RankRole, Sharding};
 use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
-use dflop_types::{Component, ComponentLayout, Layout, RankOrder, Recomputation, Zero};
+use dflop_types::{Component, ComponentLayout, Layout, Recomputation, Zero};
 use rayon::prelude::*;
 use std::collections::{BTreeSet, HashMap};
 
@@ -163,8 +164,8 @@ pub(crate) fn recomputing(
         } else {
             let facts = Facts::new(models.of(&alike[0]), &alike[0].settings(input))?;
             for candidate in *alike {
-                // What does not fit a sample alone is no contender. The estimate, which knows mean samples, says little of it, nor of
-                // batches of few samples. And a frozen encoder has no mode of its own: there is nothing to choose.
+                // The estimate knows mean samples. So it says little of a candidate that does not fit its largest sample, which is no
+                // contender, and little of batches of few samples. A frozen encoder has no mode of its own: there is nothing to choose.
                 let is_known = is_tight.contains_key(candidate) && !is_tiny;
                 let chosen = if is_known && has_unequal {
                     chain(candidate, &facts, budget_bytes, &every, known)
@@ -239,55 +240,6 @@ pub(crate) fn ways(
     let cuts = std::iter::once(*layout).chain((uneven != *layout).then_some(uneven));
     let orders = cuts.flat_map(|layout| rank_orders(input, model, sizes, &layout));
     orders.flat_map(|layout| shardings(input, model, &layout)).collect()
-}
-
-/// Microbatches of a replica for which the two rank orders are compared: the time of a message hardly decides.
-const TYPICAL_MICROBATCHES: u64 = 8;
-
-/// The layout with the rank order that is asked for. If none is: with the one whose reduction of gradients and messages
-/// through the pipeline take less time, or with both where all candidates are judged. Within a node all are alike.
-fn rank_orders(
-    input: &SearchInput<'_>,
-    model: &CostModel,
-    sizes: &BatchSizes,
-    layout: &Layout,
-) -> Vec<Layout> {
-    let of = |rank_order| Layout { rank_order, ..*layout };
-    if !layout.has_rank_orders() {
-        return vec![*layout];
-    }
-    if let Some(order) = input.only.rank_order() {
-        return vec![of(order)];
-    }
-    let ranks_per_node = input.cluster.ranks_per_node;
-    if layout.num_ranks() <= ranks_per_node {
-        return vec![*layout];
-    }
-    let both = RankOrder::ALL.map(of);
-    if input.effort == SearchEffort::Whole {
-        return both.to_vec();
-    }
-    let tokens = sizes.llm_tokens / (TYPICAL_MICROBATCHES * u64::from(layout.llm.dp));
-    let borders = u64::from(layout.num_stages() - 1);
-    let spent_ns = |layout: &Layout| {
-        let message_ns = model.transfer_ns(tokens, layout.ratio_across_nodes(ranks_per_node));
-        longest_tail_ns(input, model, layout).saturating_add(2 * borders * message_ns)
-    };
-    both.into_iter().min_by_key(spent_ns).into_iter().collect()
-}
-
-/// The longest end of the step, reduction and optimizer, of the first and the last rank of the LLM backbone and of the first
-/// of the encoder, in nanoseconds: of all ranks, these have the most parameters.
-fn longest_tail_ns(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> u64 {
-    let settings =
-        Candidate { layout: *layout, num_microbatches: 1, recompute: Recomputation::NONE }.settings(input);
-    let [encoder, llm] = [Component::Encoder, Component::Llm].map(|of| Sharding::of(layout, of));
-    let stages = settings.rank_stages(model).unwrap_or_default();
-    let of_llm = stages.first().into_iter().chain(stages.last());
-    let of_llm = of_llm.map(|&stage| model.sharded_stage_tail(stage, llm).ns).max();
-    let stages = settings.encoder_stages(model).unwrap_or_default();
-    let of_encoder = stages.first().map(|&stage| model.sharded_encoder_stage_tail(stage, encoder).ns);
-    of_llm.max(of_encoder).unwrap_or(0)
 }
 
 /// The layout with the sharding that is asked for. If none is, with each sharding that no other beats in both time and

@@ -57,9 +57,9 @@ proptest! {
     }
 }
 
-/// Two nodes of four ranks, messages to another node a hundred times slower. An encoder rank, and an LLM of two stages and
-/// three replicas on ranks 1 to 6: no stage is on another node than the one before but that of ranks 3 and 4 (1 2) (3 4) (5 6), or
-/// all are but that of ranks 1 and 4: (1 4) (2 5) (3 6).
+/// Two nodes of four ranks. A message to another node takes a hundred times as long. The encoder is on rank 0, three replicas
+/// of two LLM stages are on ranks 1 to 6. As (1 2) (3 4) (5 6), one replica has its stages on two nodes. As (1 4) (2 5) (3 6),
+/// all three have.
 #[test]
 fn messages_to_another_node_take_their_own_time() {
     let degrees = |pp, dp| ComponentLayout { tp: 1, pp, dp };

@@ -322,8 +322,9 @@ impl Layout {
         self.encoder.pp * self.encoder.dp + self.num_llm_stages() * self.llm.dp
     }
 
-    /// The number of a stage of a replica among those of all replicas, the encoder's first, replica by replica: its tensor
-    /// group, but where components are colocated, stages interleaved or the replicas of a stage next to each other.
+    /// The number of a replica's stage among the stages of all replicas. The encoder's stages come first, and those of a replica
+    /// follow each other. The number is that of the stage's tensor group, except where components are colocated, stages are
+    /// interleaved, or the replicas of a stage stand next to each other.
     pub const fn row(&self, replica: u32, stage: StageIndex) -> usize {
         let row = if stage.0 < self.encoder.pp {
             replica * self.encoder.pp + stage.0

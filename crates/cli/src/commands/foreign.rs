@@ -5,7 +5,7 @@
 //! torchtitan's `config/job_config.py`, read on 2026-11-23.
 
 use dflop_types::number::counted;
-use dflop_types::{RankOrder, RankedPlan, Recompute, Zero};
+use dflop_types::{Layout, RankOrder, RankedPlan, Recompute, Zero};
 
 /// Arguments, one a line, and what they leave out as comments.
 fn lines(arguments: &[String], lacks: &[String]) -> String {
@@ -42,6 +42,11 @@ fn left_over(plan: &RankedPlan) -> Option<String> {
         .then(|| format!("{left} ranks that are left over by {} x {} of the LLM backbone", llm.tp, llm.pp))
 }
 
+/// Whether the stages of a replica stand next to each other. Both trainers number the replicas of a stage so.
+fn has_stages_side_by_side(layout: &Layout) -> bool {
+    layout.has_rank_orders() && layout.rank_order == RankOrder::TpPpDp
+}
+
 /// Megatron-LM's.
 pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
     let (layout, llm) = (plan.layout, plan.layout.llm);
@@ -60,7 +65,7 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
         arguments.push(format!("--num-virtual-stages-per-pipeline-rank {}", layout.llm_interleave));
     }
     // Without it the replicas of a stage stand next to each other.
-    if layout.has_rank_orders() && layout.rank_order == RankOrder::TpPpDp {
+    if has_stages_side_by_side(&layout) {
         arguments.push("--use-tp-pp-dp-mapping".to_owned());
     }
     lacks.push(format!("microbatches of different size: each has {}", counted(microbatch.into(), "sample")));
@@ -137,7 +142,7 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
     let (layout, llm) = (plan.layout, plan.layout.llm);
     let mut lacks = of_both(plan);
     lacks.extend(left_over(plan));
-    if layout.has_rank_orders() && layout.rank_order == RankOrder::TpPpDp {
+    if has_stages_side_by_side(&layout) {
         lacks.push("stages next to each other: its replicas of a stage are".to_owned());
     }
     let dp = replicas(plan);
@@ -188,7 +193,7 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_types::{ComponentLayout, Layout, PipelineOrder, PlanPrediction, Recomputation};
+    use dflop_types::{ComponentLayout, PipelineOrder, PlanPrediction, Recomputation};
 
     fn plan(layout: Layout, mode: Recompute) -> RankedPlan {
         recomputing(layout, Recomputation::both(mode))
@@ -242,6 +247,12 @@ mod tests {
             assert!(text.contains("# not expressed: encoder ranks apart (2 of 14)"), "{text}");
             assert!(text.contains("# not expressed: 2 ranks that are left over by 1 x 4"), "{text}");
             assert!(text.contains("# not expressed: samples balanced"), "{text}");
+        }
+        let near = Layout { rank_order: RankOrder::TpDpPp, ..apart.layout };
+        for (layout, is_said) in [(apart.layout, true), (near, false)] {
+            let of = plan(layout, Recompute::None);
+            assert_eq!(megatron(&of, 32).contains("--use-tp-pp-dp-mapping"), is_said);
+            assert_eq!(torchtitan(&of, 32).contains("# not expressed: stages next to each other"), is_said);
         }
         let llm_alone = Recomputation { encoder: Recompute::None, llm: Recompute::Full };
         let unequal = recomputing(Layout::colocated(4, Zero::Nothing), llm_alone);

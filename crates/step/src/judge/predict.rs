@@ -161,8 +161,7 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: Pip
     let sum = |of: fn(&Column) -> u64| columns.iter().map(of).sum::<u64>();
     // The simulator takes one transfer time for the whole step: the mean over its borders of a message of mean size. Which
     // ranks share a node depends on the tensor groups, so this is the layout with them.
-    let across_nodes =
-        model.ranks_per_node().map_or(0.0, |ranks| scheduler.settings().layout.ratio_across_nodes(ranks));
+    let across_nodes = model.ratio_across_nodes(&scheduler.settings().layout);
     let mean_tokens = sum(|c| c.sent_tokens).div_ceil(sum(|c| c.num_messages).max(1));
     let count =
         |of: fn(&&Prediction) -> bool| columns.iter().flat_map(|c| &c.predictions).filter(of).count() as u64;
