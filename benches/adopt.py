@@ -1,6 +1,6 @@
 """One epoch of `transformers.Trainer` on two CPU ranks, by who chooses the batches: seconds, ratios, losses.
 
-Usage: python benches/adopt.py OUT.json [--rounds 6] [--samples 160] [--layouts ddp,fsdp2]
+Usage: python benches/adopt.py OUT.json [--rounds 6] [--samples 160] [--layouts ddp,fsdp2] [--padded]
 
 A small InternVL trains on mixed samples (a third text alone, tiles and words lognormal), packed, each
 attending to itself alone. Every arm trains each sample once, from the same parameters, with as many
@@ -17,7 +17,14 @@ The first four are what there is without dflop; the ratio is that of the fastest
 rounds) to `line` under DDP and to `both` under FSDP2, with its 95 % interval. Under FSDP2 a rank with text
 alone hangs the trainer; so that the others run at all they get our guard against that, which shares nothing.
 
-`loss_difference_max` is over the steps of `arrival`, `line` and `both`, which train the same global batches.
+With `--padded` rows are padded, as collators of transformers make them, and the arms under DDP are
+
+    arrival, grouped, rebalanced, line      as above
+    arrival-unpadded, line-unpadded         with `remove_padding`: the LLM's layers compute real tokens alone
+
+and the ratio is that of the fastest of the first three to `line-unpadded`.
+
+`loss_difference_max` is over the steps of `arrival` and of dflop's arms, which train the same global batches.
 `simulated_ratio` is of 64 ranks under DDP, by costs alone.
 """
 
@@ -39,26 +46,15 @@ from pathlib import Path
 from typing import Any
 
 from forked import run_forked
+from student import STUDENT
 
 NUM_RANKS, BATCH_SIZE, SEED = 2, 4, 11
 OTHERS = ("arrival", "grouped", "rebalanced", "packed")
-ARMS = (*OTHERS, "line", "both")
-OURS = {"ddp": "line", "fsdp2": "both"}
+OURS = ("line", "both")
+OF_PADDED = ("arrival", "grouped", "rebalanced")
+OURS_OF_PADDED = ("line", "arrival-unpadded", "line-unpadded")
+BEST = {"ddp": "line", "fsdp2": "both"}
 VOCABULARY, IMAGE_TOKEN, TILE, TOKENS_PER_TILE = 512, 511, 112, 16
-# Student's t, 97.5 %, by degrees of freedom; above the last the normal distribution's.
-STUDENT = {
-    1: 12.71,
-    2: 4.30,
-    3: 3.18,
-    4: 2.78,
-    5: 2.57,
-    6: 2.45,
-    7: 2.36,
-    8: 2.31,
-    9: 2.26,
-    10: 2.23,
-    12: 2.18,
-}
 
 
 def draw_sizes(count: int, seed: int) -> list[tuple[int, int]]:
@@ -84,6 +80,7 @@ def batches_of(
     """Samples of [rank][microbatch] of an epoch."""
     from dflop import BalancedBatchSampler
 
+    arm = arm.removesuffix("-unpadded")
     lengths = [llm_tokens(size) for size in sizes]
     plain = BalancedBatchSampler(costs, BATCH_SIZE, num_buckets=num_ranks, seed=SEED)
     num_steps = len(plain) // num_ranks
@@ -180,7 +177,22 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {**batch, "pixel_values": pixels} if len(pixels) else batch
 
 
-def make_model() -> Any:
+def collate_padded(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows as long as the longest, padded on the right."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    ids, labels = ([row[name] for row in rows] for name in ("input_ids", "labels"))
+    batch = {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+    }
+    pixels = torch.cat([row["pixel_values"] for row in rows])
+    return {**batch, "pixel_values": pixels} if len(pixels) else batch
+
+
+def make_model(is_padded: bool = False) -> Any:
     """Encoder and LLM of about equal work on these data."""
     import torch
     from transformers import InternVLConfig, InternVLForConditionalGeneration
@@ -213,7 +225,8 @@ def make_model() -> Any:
         tie_word_embeddings=False,
     )
     model = InternVLForConditionalGeneration(config)
-    model.config.text_config._attn_implementation = PACKED
+    if not is_padded:
+        model.config.text_config._attn_implementation = PACKED
     return model.train()
 
 
@@ -242,13 +255,15 @@ def stay_at_home(costs: Any) -> list[list[int]]:
     return [[rank] * len(units) for rank, units in enumerate(costs)]
 
 
-def run_arm(layout: str, arm: str, data: Samples, batches: list[list[int]], folder: str) -> dict[str, Any]:
+def run_arm(
+    layout: str, arm: str, data: Samples, batches: list[list[int]], folder: str, is_padded: bool
+) -> dict[str, Any]:
     """Trains one epoch on this rank: seconds from the first step's begin to the last's end, and losses."""
     import torch
     from torch.utils.data import DataLoader
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-    from dflop.integrations import balance_encoder, encoder
+    from dflop.integrations import balance_encoder, encoder, remove_padding
     from dflop.integrations.accelerate import keep_batches
 
     class Clock(TrainerCallback):
@@ -262,7 +277,9 @@ def run_arm(layout: str, arm: str, data: Samples, batches: list[list[int]], fold
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.last = time.perf_counter()
 
-    model = make_model()
+    model = make_model(is_padded)
+    unpadded = remove_padding(model) if arm.endswith("-unpadded") else None
+    collated = collate_padded if is_padded else collate
     arguments = TrainingArguments(
         output_dir=folder,
         per_device_train_batch_size=BATCH_SIZE,
@@ -288,26 +305,27 @@ def run_arm(layout: str, arm: str, data: Samples, batches: list[list[int]], fold
         for layer in [*model.model.vision_tower.encoder.layer, *model.model.language_model.layers]:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    shares = encoder.share_out
+    shares = encoder.assign_units
     if layout == "fsdp2" or arm == "both":
         if arm != "both":
-            encoder.share_out = stay_at_home
+            encoder.assign_units = stay_at_home
         balance_encoder(model)
     clock = Clock()
-    trainer = Trainer(model, arguments, collate, data, callbacks=[clock])  # type: ignore[arg-type]
+    trainer = Trainer(model, arguments, collated, data, callbacks=[clock])  # type: ignore[arg-type]
     if layout == "fsdp2":
         # accelerate knows no FSDP on a CPU: the model comes sharded, and is not to be wrapped again.
         trainer.accelerator.prepare_model = lambda module, **_: module
-    loader: DataLoader[Any] = DataLoader(data, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(data, batch_sampler=batches, collate_fn=collated)  # type: ignore[arg-type]
     trainer.get_train_dataloader = lambda: keep_batches(trainer.accelerator, loader)
     # The trainer says on stdout what it logs; stdout is ours.
     trainer.remove_callback(PrinterCallback)
     try:
         trainer.train()
     finally:
-        encoder.share_out = shares
+        encoder.assign_units = shares
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"seconds": clock.last - clock.first, "losses": losses}
+    found = {"seconds": clock.last - clock.first, "losses": losses}
+    return found if unpadded is None else {**found, "padding_ratio": unpadded.padding_ratio}
 
 
 def work(rank: int, asked: argparse.Namespace, sizes: Any, costs: Any, out: Path, folder: str) -> None:
@@ -316,13 +334,13 @@ def work(rank: int, asked: argparse.Namespace, sizes: Any, costs: Any, out: Path
     rows = []
     for layout in asked.layouts:
         meets = "step" if layout == "ddp" else "phase"
-        batches = {arm: batches_of(arm, sizes, costs, NUM_RANKS, meets)[rank] for arm in ARMS}
+        batches = {arm: batches_of(arm, sizes, costs, NUM_RANKS, meets)[rank] for arm in asked.arms}
         start = time.perf_counter()
         for index in range(-asked.warmup, asked.rounds):
-            arms = list(ARMS)
+            arms = list(asked.arms)
             random.Random(SEED + index).shuffle(arms)
             for arm in arms:
-                found = run_arm(layout, arm, data, batches[arm], folder)
+                found = run_arm(layout, arm, data, batches[arm], folder, asked.padded)
                 if index >= 0 and rank == 0:
                     rows.append({"layout": layout, "round": index, "arm": arm, **found})
             if rank == 0:
@@ -339,7 +357,12 @@ def work(rank: int, asked: argparse.Namespace, sizes: Any, costs: Any, out: Path
 
 def launch(asked: argparse.Namespace, sizes: Any, costs: Any) -> list[dict[str, Any]]:
     """What the ranks measured, each a process forked from this one after one import."""
-    for name in ("torch.distributed.fsdp", "transformers.trainer", "dflop.integrations.encoder"):
+    for name in (
+        "torch.distributed.fsdp",
+        "transformers.trainer",
+        "dflop.integrations.encoder",
+        "dflop.integrations.padding",
+    ):
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
@@ -371,17 +394,19 @@ def simulated(count: int = 4096, num_ranks: int = 64) -> dict[str, float]:
     return found
 
 
-def summarise(rows: list[dict[str, Any]], layouts: list[str]) -> dict[str, Any]:
+def summarise(
+    rows: list[dict[str, Any]], layouts: list[str], others: tuple[str, ...], ours: tuple[str, ...]
+) -> dict[str, Any]:
     """The contract's numbers and the table."""
     result: dict[str, Any] = {"arms": []}
     gap = 0.0
     for layout in layouts:
         seconds = {
             arm: [row["seconds"] for row in rows if (row["layout"], row["arm"]) == (layout, arm)]
-            for arm in ARMS
+            for arm in (*others, *ours)
         }
-        best = min(OTHERS, key=lambda arm: statistics.fmean(map(math.log, seconds[arm])))
-        for arm in ARMS:
+        best = min(others, key=lambda arm: statistics.fmean(map(math.log, seconds[arm])))
+        for arm in (*others, *ours):
             ratio, low, high = ratio_of(seconds[best], seconds[arm])
             result["arms"].append(
                 {
@@ -394,12 +419,12 @@ def summarise(rows: list[dict[str, Any]], layouts: list[str]) -> dict[str, Any]:
                     "rounds": seconds[arm],
                 }
             )
-            if arm == OURS[layout]:
+            if arm == (BEST[layout] if ours == OURS else ours[-1]):
                 result[f"{layout}_best_other"] = best
                 result[f"{layout}_ratio"], result[f"{layout}_ratio_low"] = ratio, low
         arrival = next(row["losses"] for row in rows if (row["layout"], row["arm"]) == (layout, "arrival"))
         for row in rows:
-            if row["layout"] == layout and row["arm"] in ("line", "both"):
+            if row["layout"] == layout and row["arm"] in ours:
                 pairs = zip(arrival, row["losses"], strict=True)
                 gap = max(gap, max(abs(a - b) for a, b in pairs))
     return {**result, "loss_difference_max": gap}
@@ -417,9 +442,14 @@ def main() -> int:
     parser.add_argument("--warmup", type=int, default=1, help="rounds before those that are measured")
     parser.add_argument("--samples", type=int, default=160)
     parser.add_argument("--layouts", type=lambda text: text.split(","), default=["ddp", "fsdp2"])
+    parser.add_argument("--padded", action="store_true", help="rows that are padded, under DDP")
     asked = parser.parse_args()
-    if asked.rounds < 2 or not set(asked.layouts) <= set(OURS):
-        parser.error(f"at least 2 rounds, and layouts of {', '.join(OURS)}")
+    if asked.rounds < 2 or not set(asked.layouts) <= set(BEST):
+        parser.error(f"at least 2 rounds, and layouts of {', '.join(BEST)}")
+    others, ours = (OF_PADDED, OURS_OF_PADDED) if asked.padded else (OTHERS, OURS)
+    asked.arms = (*others, *ours)
+    if asked.padded:
+        asked.layouts = ["ddp"]
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -442,7 +472,9 @@ def main() -> int:
         "rounds": asked.rounds,
         "samples": asked.samples,
         "encoder_share": sum(e for e, _ in costs) / sum(e + llm for e, llm in costs),
-        **summarise(rows, asked.layouts),
+        "is_padded": asked.padded,
+        "padding_ratio": next((row["padding_ratio"] for row in rows if "padding_ratio" in row), None),
+        **summarise(rows, asked.layouts, others, ours),
         "simulated_ratio": min(epochs[arm] for arm in OTHERS) / epochs["line"],
         "simulated_over_bound": epochs,
     }

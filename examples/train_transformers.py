@@ -1,4 +1,4 @@
-"""Both lines in `transformers.Trainer`: `torchrun --nproc-per-node 2 examples/train_transformers.py`."""
+"""All three lines in `transformers.Trainer`: `torchrun --nproc-per-node 2 examples/train_transformers.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from tiny import Samples, collate, make_model
 from transformers import Trainer, TrainingArguments
 
-from dflop.integrations import balance_encoder
+from dflop.integrations import balance_encoder, remove_padding
 from dflop.integrations.transformers import balance
 
 
@@ -21,6 +21,7 @@ def main() -> None:
         trainer = Trainer(model, arguments, collate, data)
         balance(trainer, data.llm_costs)  # the first line
         balance_encoder(model)  # the second line
+        remove_padding(model)  # the third line: this collation pads
         trainer.train()
 
 

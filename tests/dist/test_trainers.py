@@ -48,14 +48,17 @@ def check(found, expected, num_steps=None):
         assert mine == pytest.approx(losses if num_steps is None else losses[:num_steps], rel=1e-4)
 
 
-@pytest.mark.parametrize(("layout", "num_ranks"), [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("fsdp2", 4)])
-def test_plain_pytorch(layout, num_ranks, samples, tmp_path, quiet):
-    """DDP and FSDP2 with a loop as people write it, two epochs, two microbatches a step."""
+@pytest.mark.parametrize(
+    ("layout", "num_ranks", "is_padded"),
+    [("ddp", 2, True), ("ddp", 4, False), ("fsdp2", 2, False), ("fsdp2", 4, True)],
+)
+def test_plain_pytorch(layout, num_ranks, is_padded, samples, tmp_path, quiet):
+    """DDP and FSDP2 with a loop as people write it, two epochs, two microbatches a step; padding computed or not."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    from dflop.integrations import balanced_loader, num_label_tokens, token_loss
+    from dflop.integrations import balanced_loader, num_label_tokens, remove_padding, token_loss
 
     accumulation, num_epochs = 2, 2
     steps = tiny_text.global_batches(samples, BATCH_SIZE, num_ranks * accumulation, num_epochs, seed=3)
@@ -66,6 +69,7 @@ def test_plain_pytorch(layout, num_ranks, samples, tmp_path, quiet):
         as_launched(rank, port, num_ranks)
         distributed.init_process_group("gloo")
         model = tiny_text.make_model()
+        unpadded = None if is_padded else remove_padding(model)
         if layout == "ddp":
             model = DistributedDataParallel(model)
         else:
@@ -97,6 +101,7 @@ def test_plain_pytorch(layout, num_ranks, samples, tmp_path, quiet):
                 losses.append(float(total))
                 optimizer.step()
                 optimizer.zero_grad()
+        assert unpadded is None or unpadded.padding_ratio > 1
         return losses, tiny_text.difference(dict(model.named_parameters()), expected[1])
 
     check(results(run_ranks(num_ranks, run, tmp_path / "ranks")), expected)
@@ -133,9 +138,10 @@ def losses_of(trainer):
 
 @pytest.mark.parametrize("takes_items", [True, False])
 def test_transformers_trainer(takes_items, samples, tmp_path, quiet):
-    """Models that divide by `num_items_in_batch` themselves, and those that do not (as Qwen2.5-VL)."""
+    """Models that divide by `num_items_in_batch` themselves, and those that do not (as Qwen2.5-VL); here without padding, too."""
     from transformers import Trainer
 
+    from dflop.integrations import remove_padding
     from dflop.integrations.transformers import balance
 
     steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * 2, 2, seed=3)
@@ -147,6 +153,7 @@ def test_transformers_trainer(takes_items, samples, tmp_path, quiet):
         model = tiny_text.make_model()
         if not takes_items:
             model.accepts_loss_kwargs = False
+            remove_padding(model)
         trainer = Trainer(model, trainer_arguments(tmp_path / f"out{rank}"), tiny_text.collate, samples)
         balance(trainer, samples.costs)
         trainer.train()

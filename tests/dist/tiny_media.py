@@ -32,6 +32,11 @@ def make_model(name, folder):
     return model
 
 
+def is_of_patches(name):
+    """Whether a family's media are grids of patches: the Qwen vision models."""
+    return name.startswith("qwen") and name != "qwen2_audio"
+
+
 def microbatch(name, media, seed, num_text=7):
     """Arguments of the whole model for one row: `media` by kind and size, then text; labels are of the text.
 
@@ -53,7 +58,7 @@ def microbatch(name, media, seed, num_text=7):
         arguments["feature_attention_mask"] = (torch.arange(40)[None] < lengths[:, None]).long()
         for length in lengths.tolist():
             ids += [MEDIA_TOKEN] * ((((length - 1) // 2 + 1) - 2) // 2 + 1)
-    elif name.startswith("qwen2_") and media:
+    elif is_of_patches(name) and media:
         for kind, pixels, grid, token in [
             ("image", "pixel_values", "image_grid_thw", MEDIA_TOKEN),
             ("video", "pixel_values_videos", "video_grid_thw", VIDEO_TOKEN),
@@ -69,7 +74,7 @@ def microbatch(name, media, seed, num_text=7):
     words = torch.randint(3, MEDIA_TOKEN, (num_text + 3,), generator=generator).tolist()
     labels = [-100] * (len(ids) + 3) + words[3:]
     ids = ids + words
-    if name.startswith("qwen2_") and name != "qwen2_audio":
+    if is_of_patches(name):
         kinds = {MEDIA_TOKEN: 1, VIDEO_TOKEN: 2}
         arguments["mm_token_type_ids"] = torch.tensor([[kinds.get(i, 0) for i in ids]])
     return {

@@ -147,6 +147,34 @@ def test_the_catalogue_needs_no_profile_of_the_model(folder):
         dflop.costs(path, folder / "nothing.json")
 
 
+def test_what_is_frozen_costs_less(folder, measured):
+    """A frozen encoder has no backward; with adapters the LLM has hardly any gradients of weights."""
+    path = measured / "data_profile.parquet"
+    # Microbatches of thousands of tokens: of a few, launches take the time, and adapters have more of them.
+    named = {"model": "llava-onevision-qwen2-7b", "device": "h100", "batch_size": 512}
+    with pytest.warns(UserWarning, match="of width"):
+        full, frozen, lora = (
+            dflop.costs(path, **named, recipe=recipe) for recipe in ("full", "frozen-encoder", "lora")
+        )
+    assert list(frozen.llm_ns) == list(full.llm_ns)
+    # Forward alone: a third of the products, and the projector trains on.
+    assert 0.3 < sum(frozen.encoder_ns) / sum(full.encoder_ns) < 0.45
+    assert list(lora.encoder_ns) == list(frozen.encoder_ns)
+    # No gradients of weights, a third of the products; adapters add small ones.
+    assert 0.65 < sum(lora.llm_ns) / sum(full.llm_ns) < 0.97
+    assert sum(lora.bytes) < sum(full.bytes)
+    with pytest.warns(UserWarning, match="of width"):
+        larger = dflop.costs(path, **named, recipe="lora", lora_rank=256)
+    assert sum(larger.llm_ns) > sum(lora.llm_ns)
+    with pytest.raises(dflop.ProfileError, match="LoRA|adapters"):
+        dflop.costs(path, recipe="lora", lora_rank=8)
+    with pytest.raises(ValueError, match="recipe `half`, must be one of: full, projector"):
+        dflop.costs(path, recipe="half")
+    for source in (folder / "data_profile.parquet", [(1, 2)]):
+        with pytest.raises(ValueError, match="`recipe` is 'lora', which needs costs by a model profile"):
+            dflop.costs(source, recipe="lora")
+
+
 def test_the_llm_alone_keeps_places_and_sizes(folder, tmp_path):
     """Encoder costs of 0, all else as it was, also where bad samples leave gaps in the positions."""
     copy = tmp_path / "demo"

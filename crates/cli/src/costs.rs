@@ -2,9 +2,11 @@
 
 use crate::Failure;
 use dflop_analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
-use dflop_cost::{CostModel, StageLayers, Typical};
+use dflop_cost::{CostModel, CostSettings, StageLayers, Typical};
 use dflop_data::{records, table};
-use dflop_types::{DataProfile, MadeFrom, MicrobatchShape, ModelProfile, SampleShape, artifact, printable};
+use dflop_types::{
+    DataProfile, MadeFrom, MicrobatchShape, ModelProfile, SampleShape, Trained, artifact, printable,
+};
 use std::path::Path;
 
 /// What each good sample of a dataset costs, in the order of the dataset; one entry a sample in each column.
@@ -45,16 +47,23 @@ pub(crate) fn notice_of_models(data: &DataProfile, model: &ModelProfile) -> Opti
     (*then != now).then(|| tell(of(&data.family, Some(then)), of(&model.family, Some(&now))))
 }
 
-/// The costs of the samples of the data profile at `data`, by `model`; a microbatch holds `batch_size` samples, about.
+/// The costs of the samples of the data profile at `data`, by `model` where `trained` trains; a microbatch holds `batch_size`
+/// samples, about.
 ///
+/// What is frozen has no gradients of weights, and no backward where nothing before it trains: a frozen encoder costs a third.
 /// A sample's cost is what it adds to a microbatch of mean samples: launching kernels is paid by the microbatch. The
 /// file is read twice, as the mean must be known first.
 ///
 /// # Errors
 /// Those of [`records::visit`] and [`CostModel::new`].
-pub fn of_profiles(data: &Path, model: &ModelProfile, batch_size: u32) -> Result<SampleTimes, Failure> {
+pub fn of_profiles(
+    data: &Path,
+    model: &ModelProfile,
+    trained: Trained,
+    batch_size: u32,
+) -> Result<SampleTimes, Failure> {
     let (header, _) = table::header(data)?;
-    let found = of_shapes(&mut |take| Ok(records::visit(data, take)?), model, batch_size)?;
+    let found = of_shapes(&mut |take| Ok(records::visit(data, take)?), model, trained, batch_size)?;
     Ok(SampleTimes { notice: notice_of_models(&header, model), ..found })
 }
 
@@ -65,9 +74,10 @@ pub(crate) type Take<'a> = dyn FnMut(u64, &SampleShape) + 'a;
 pub(crate) fn of_shapes(
     visit: &mut dyn FnMut(&mut Take<'_>) -> Result<u64, Failure>,
     model: &ModelProfile,
+    trained: Trained,
     batch_size: u32,
 ) -> Result<SampleTimes, Failure> {
-    let cost = CostModel::new(model)?;
+    let cost = CostModel::with(model, &CostSettings { trained, ..CostSettings::default() })?;
     let whole = StageLayers { num_layers: model.num_llm_layers(), is_first: true, is_last: true };
     let mut count = 0_u64;
     let mut sum = Typical::default();
@@ -108,18 +118,19 @@ fn is_extrapolated(cost: &CostModel, num_layers: u32, shape: &SampleShape) -> bo
     cost.encoder(&alone).extrapolated || cost.llm_stage(&alone, num_layers, true, true).extrapolated
 }
 
-/// The model profile of a model of the catalogue on a device of the table: counted from its configuration, not measured.
+/// The model profile of a model of the catalogue on a device of the table: counted from its configuration, not measured. Its LLM
+/// layers are there with adapters of this rank, too, unless it is 0.
 ///
 /// # Errors
 /// An error if a name is in neither catalogue, with the known names, or if the device has no rate for the dtype.
-pub fn estimated(model: &str, device: &str, dtype: &str) -> Result<ModelProfile, Failure> {
+pub fn estimated(model: &str, device: &str, dtype: &str, lora_rank: u32) -> Result<ModelProfile, Failure> {
     let model = catalogue_model(model)?;
     let hash = artifact::hash_parts([model.config.to_string().as_bytes()]);
     let settings = EstimateSettings {
         model: model.name.clone(),
         dtype: dtype.to_owned(),
         made_from: MadeFrom::from([("model_config".to_owned(), hash)]),
-        lora_rank: 0,
+        lora_rank,
     };
     let architecture: Architecture = model.architecture()?;
     Ok(estimate(&architecture, Hardware::named(device)?, &settings)?)

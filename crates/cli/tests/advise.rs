@@ -94,9 +94,48 @@ fn the_gain_is_over_the_best_other_way() {
         assert!((gain - best / over_bound(&found, way)).abs() < 1e-12, "{found}");
         assert!(found[ratio]["low"].as_f64().unwrap() <= gain, "{found}");
     }
+    // Pairs of a text and a picture: half of the text's row is padding, and more.
+    let padding = |way: &str| {
+        let ways = found["ways"].as_array().unwrap();
+        ways.iter().find(|entry| entry["way"] == way).unwrap()["padding_ratio"].as_f64().unwrap()
+    };
+    assert!(padding("line") > 1.1 && padding("grouped") < padding("arrival"), "{found}");
+    let said = screen(&session, &[&ranks[..], &ESTIMATED].concat());
+    assert!(said.contains("tokens for each real one") && said.contains("remove_padding(model)"), "{said}");
     assert!((over_bound(&found, found["best_other"].as_str().unwrap()) - best).abs() < 1e-12, "{found}");
     assert_eq!((&found["is_simulated"], &found["is_estimated"]), (&true.into(), &true.into()));
     assert_eq!(found, answer(&session, &[&ranks[..], &ESTIMATED].concat()), "the same seed, the same answer");
+}
+
+/// A frozen encoder has less of the work, adapters leave the LLM less; a configuration says so by itself, and the code repeats it.
+#[test]
+fn what_trains_decides_what_samples_cost() {
+    let session = Session::new();
+    session.profile_data();
+    let data = "demo/data_profile.parquet";
+    let ranks = ["--num-ranks", "4", "--batch-size", "4"];
+    let share = |found: &Value| found["encoder_share"].as_f64().unwrap();
+    let with = |further: &[&str]| answer(&session, &[&[data], &ranks[..], &ESTIMATED, further].concat());
+    let (full, frozen) = (with(&[]), with(&["--recipe", "frozen-encoder"]));
+    assert!(share(&frozen) < 0.6 * share(&full), "{} {}", share(&frozen), share(&full));
+    let lora = with(&["--recipe", "lora", "--lora-rank", "8"]);
+    assert!(share(&frozen) < share(&lora) && share(&lora) < share(&full));
+    assert_eq!(lora["trained"]["lora_rank"], 8);
+    let said = screen(
+        &session,
+        &[&[data], &ranks[..], &ESTIMATED, &["--recipe", "lora", "--lora-rank", "8"]].concat(),
+    );
+    assert!(said.contains("trains: projector, LoRA 8"), "{said}");
+    assert!(said.contains("recipe=\"lora\", lora_rank=8"), "{said}");
+    let config = fs::read_to_string(session.path("demo/dflop.yaml")).unwrap();
+    let section = "train:\n";
+    assert!(config.contains(section), "{config}");
+    let with_recipe = config.replacen(section, "train:\n  recipe: frozen-encoder\n", 1);
+    fs::write(session.path("demo/dflop.yaml"), with_recipe).unwrap();
+    let configured = answer(&session, &[&["demo/dflop.yaml"], &ranks[..], &ESTIMATED].concat());
+    assert_eq!(configured["encoder_share"], frozen["encoder_share"]);
+    let said = session.dflop(&[&["advise", data], &ranks[..], &ESTIMATED, &["--recipe", "half"]].concat());
+    assert!(said.contains("must be one of: full, projector"), "{said}");
 }
 
 /// Equal samples: every way takes the bound, and the advice is to change nothing.
@@ -111,11 +150,14 @@ fn equal_samples_have_nothing_to_gain() {
         for way in ["arrival", "grouped", "packed", "line", "both"] {
             assert!((over_bound(&found, way) - 1.0).abs() < 1e-9, "{way}: {found}");
         }
+        let ways = found["ways"].as_array().unwrap();
+        let is_open = |way: &Value| way["way"] == "packed" && meets == "step";
+        assert!(ways.iter().all(|way| is_open(way) || way["padding_ratio"] == 1.0), "{found}");
         assert_eq!((&found["advice"], &found["are_alike"]), (&"nothing".into(), &true.into()));
         assert_eq!(found["code"], serde_json::json!([]));
         let said = screen(&session, &arguments);
         assert!(said.contains("nothing to gain: ") && said.contains("all samples cost the same"), "{said}");
-        assert!(!said.contains("import dflop"), "{said}");
+        assert!(!said.contains("import dflop") && !said.contains("remove_padding"), "{said}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! The page in a headless Chromium: nothing goes wrong, nothing leaves it, and what can be moved moves.
 //!
-//! Any Chromium of the machine will do (`CHROMIUM` names another); where there is none the tests say so and pass. It is spoken to
-//! over a pipe, in the `DevTools` protocol. `SCREENSHOTS=DIR` keeps pictures to look at.
+//! Any Chromium of the machine will do; where there is none the tests say so and pass. `CHROMIUM` names one that must be there, as
+//! CI does. It is spoken to over a pipe, in the `DevTools` protocol. `SCREENSHOTS=DIR` keeps pictures to look at.
 
 use crate::from_run::{train, with_run};
 use crate::watch::Server;
@@ -35,14 +35,16 @@ impl Drop for Browser {
     }
 }
 
-/// The command of a Chromium of this machine.
+/// The command of a Chromium of this machine; the one that `CHROMIUM` names must run.
 fn chromium() -> Option<String> {
-    let named = std::env::var("CHROMIUM").ok().into_iter();
-    let usual = ["chromium", "chromium-browser", "google-chrome", "chrome"].map(str::to_owned);
     let runs = |name: &String| {
         Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
     };
-    named.chain(usual).find(runs)
+    if let Ok(named) = std::env::var("CHROMIUM") {
+        assert!(runs(&named), "CHROMIUM={named}: this program does not run");
+        return Some(named);
+    }
+    ["chromium", "chromium-browser", "google-chrome", "chrome"].map(str::to_owned).into_iter().find(runs)
 }
 
 impl Browser {

@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::Session;
+use dflop_analytic::catalogue_model;
+use dflop_data::table;
+use dflop_types::{MicrobatchShape, Recipe};
 use serde_json::Value;
 use std::fs;
 
@@ -19,6 +22,14 @@ fn session(config: &str) -> Session {
 fn json(said: &str) -> Value {
     let stdout = said.split("--- stdout\n").nth(1).unwrap().split("--- stderr\n").next().unwrap();
     serde_json::from_str(stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+/// Operations of a mean sample of the data profile, by the definition that a run has.
+fn mean_flops(session: &Session, recipe: Recipe) -> f64 {
+    let architecture = catalogue_model("llava-onevision-qwen2-7b").unwrap().architecture().unwrap();
+    let samples = table::read(&session.path("data_profile.parquet")).unwrap().samples;
+    let all = MicrobatchShape::pack(samples.iter().map(|sample| &sample.shape));
+    architecture.training_flops_of(&all, &recipe.trained(16)) as f64 / samples.len() as f64
 }
 
 #[test]
@@ -43,6 +54,11 @@ fn one_command_plans_a_model_of_the_catalogue_on_own_data() {
     let number = |name: &str| rejected[name].as_u64().unwrap();
     assert_eq!(fallen + number("num_slower") + plans, number("num_candidates"), "{rejected}");
     assert!(!again.contains("measuring"), "profiles that are there are taken: {again}");
+    let plan = &answer["plans"][0];
+    let could = 16.0 * 989e12;
+    let rate = plan["samples_per_s"].as_f64().unwrap() * mean_flops(&session, Recipe::Full);
+    assert!((plan["mfu"].as_f64().unwrap() - rate / could).abs() < 1e-3 * rate / could, "{plan}");
+    assert!(mean_flops(&session, Recipe::Lora) < 0.8 * mean_flops(&session, Recipe::Full));
     // Nodes of eight: shards over one of them are a candidate of its own.
     let said = session.dflop(&["plan", "--only", "zero=3,recompute=selective"]);
     assert!(said.contains("over 8 ranks"), "{said}");

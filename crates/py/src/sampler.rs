@@ -10,6 +10,7 @@ use dflop_cli::costs::SampleTimes;
 use dflop_data::DataError;
 use dflop_data::records;
 use dflop_schedule::{Costs, Cut, DatasetCosts, of_tokens, scaled};
+use dflop_types::Recipe;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -273,16 +274,21 @@ impl SampleCosts {
         data_profile_path: PathBuf,
         model_profile_path: Option<PathBuf>,
         estimated: Option<(String, String, String)>,
+        recipe: &str,
+        lora_rank: u32,
         batch_size: u32,
     ) -> PyResult<(Self, u64, Option<String>)> {
+        let recipe: Recipe = recipe.parse().map_err(PyValueError::new_err::<String>)?;
+        let trained = recipe.trained(lora_rank);
         let model = match (estimated, model_profile_path) {
             (Some((model, device, dtype)), _) => {
-                dflop_cli::costs::estimated(&model, &device, &dtype).map_err(failed)?
+                dflop_cli::costs::estimated(&model, &device, &dtype, trained.lora_rank).map_err(failed)?
             }
             (None, Some(path)) => dflop_types::artifact::read(&path).map_err(artifact)?,
             (None, None) => return Err(PyValueError::new_err("a model profile or a model is needed")),
         };
-        let found = py.detach(|| dflop_cli::costs::of_profiles(&data_profile_path, &model, batch_size));
+        let found =
+            py.detach(|| dflop_cli::costs::of_profiles(&data_profile_path, &model, trained, batch_size));
         let found = found.map_err(failed)?;
         let SampleTimes { positions, encoder_ns, llm_ns, tokens, bytes, num_bad, num_extrapolated, notice } =
             found;

@@ -5,6 +5,9 @@ use std::fmt::Write as _;
 
 /// Timelines as Chrome trace JSON: each timeline is a process with its name, each rank a track, each action a slice.
 ///
+/// Processes are numbered from 1, tracks go on from there, and no number is given twice: Perfetto takes a track for one of another
+/// process if it has its number or that process's, and drops slices that then overlap.
+///
 /// Slices are named as actions are (`2F0`) and carry their kind as category, stage and microbatch as
 /// arguments. Times are microseconds with three decimals, so that no nanosecond is lost. Times of spans are written as
 /// they are: two steps are drawn one above the other if the times of each count from its own start.
@@ -20,7 +23,7 @@ use std::fmt::Write as _;
 /// };
 /// let timeline = dflop_sim::simulate(&durations, PipelineOrder::GPipe)?;
 /// let json = dflop_sim::perfetto(&[("simulated", &timeline)]);
-/// assert!(json.contains(r#""name":"0B0","cat":"backward","ph":"X","pid":0,"tid":0,"ts":1.500,"dur":2.001"#));
+/// assert!(json.contains(r#""name":"0B0","cat":"backward","ph":"X","pid":1,"tid":2,"ts":1.500,"dur":2.001"#));
 /// # Ok::<(), dflop_sim::SimError>(())
 /// ```
 ///
@@ -31,7 +34,8 @@ pub fn perfetto(timelines: &[(&str, &Timeline)]) -> String {
     let mut json = String::with_capacity(256 + 128 * spans);
     json.push_str("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[");
     let mut separator = "\n";
-    for (pid, (name, timeline)) in timelines.iter().enumerate() {
+    let mut first_tid = timelines.len() as u64 + 1;
+    for (pid, (name, timeline)) in (1..).zip(timelines) {
         let label = format!(
             "makespan {}, idle {}",
             number::ns(timeline.makespan_ns),
@@ -44,26 +48,28 @@ pub fn perfetto(timelines: &[(&str, &Timeline)]) -> String {
         ] {
             let _ = write!(
                 json,
-                "{separator}{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{pid},\"tid\":0,\"args\":{{\"{key}\":{value}}}}}"
+                "{separator}{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{pid},\"args\":{{\"{key}\":{value}}}}}"
             );
             separator = ",\n";
         }
         for rank in 0..timeline.num_ranks {
+            let tid = first_tid + u64::from(rank);
             let _ = write!(
                 json,
-                ",\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{rank},\"args\":{{\"name\":\"rank {rank}\"}}}}\
-                 ,\n{{\"name\":\"thread_sort_index\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{rank},\"args\":{{\"sort_index\":{rank}}}}}"
+                ",\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{tid},\"args\":{{\"name\":\"rank {rank}\"}}}}\
+                 ,\n{{\"name\":\"thread_sort_index\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{tid},\"args\":{{\"sort_index\":{rank}}}}}"
             );
         }
         for span in &timeline.spans {
-            slice(&mut json, pid, span);
+            slice(&mut json, pid, first_tid, span);
         }
+        first_tid += u64::from(timeline.num_ranks);
     }
     json.push_str("\n]}\n");
     json
 }
 
-fn slice(json: &mut String, pid: usize, span: &Span) {
+fn slice(json: &mut String, pid: u64, first_tid: u64, span: &Span) {
     let Span { rank, action, start_ns, .. } = *span;
     let category = match action.kind {
         ActionKind::F => "forward",
@@ -71,10 +77,11 @@ fn slice(json: &mut String, pid: usize, span: &Span) {
         ActionKind::I => "input gradient",
         ActionKind::W => "weight gradient",
     };
+    let tid = first_tid + u64::from(rank.0);
     let (ts, dur) = (microseconds(start_ns), microseconds(span.duration_ns()));
     let _ = write!(
         json,
-        ",\n{{\"name\":\"{action}\",\"cat\":\"{category}\",\"ph\":\"X\",\"pid\":{pid},\"tid\":{rank},\
+        ",\n{{\"name\":\"{action}\",\"cat\":\"{category}\",\"ph\":\"X\",\"pid\":{pid},\"tid\":{tid},\
          \"ts\":{ts},\"dur\":{dur},\"args\":{{\"stage\":{},\"microbatch\":{}}}}}",
         action.stage, action.microbatch
     );

@@ -61,6 +61,9 @@ impl Recipe {
     pub const ALL: [Self; 5] =
         [Self::Full, Self::Projector, Self::FrozenEncoder, Self::FrozenLlm, Self::Lora];
 
+    /// Rank of the adapters where nobody says.
+    pub const LORA_RANK: u32 = 16;
+
     /// The parts that train; `lora_rank` is that of the adapters, where there are any.
     pub const fn trained(self, lora_rank: u32) -> Trained {
         let (encoder, llm) = match self {

@@ -216,9 +216,14 @@ class SampleCosts:
         data_profile_path: str,
         model_profile_path: str | None,
         estimated: tuple[str, str, str] | None,
+        recipe: str,
+        lora_rank: int,
         batch_size: int,
     ) -> tuple[SampleCosts, int, str | None]:
-        """Costs by a model profile or (model, device, dtype) of the catalogue; num_extrapolated; a note."""
+        """Costs by a model profile or (model, device, dtype) of the catalogue; `recipe`: what trains.
+
+        Also num_extrapolated, and a note.
+        """
     @staticmethod
     def of_state(columns: Sequence[bytes | None], unit: float | None, num_bad: int) -> SampleCosts:
         """What was pickled."""

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflop._native import ProfileError, SampleCosts, profile_shapes
 
@@ -93,6 +93,21 @@ class Costs:
         return f"Costs({len(self)} samples, {self.num_bad} bad, {self.num_extrapolated} extrapolated)"
 
 
+class _Model(NamedTuple):
+    """By which model samples of a data profile are costed."""
+
+    profile: str | os.PathLike[str] | None
+    estimated: tuple[str, str, str] | None
+    """Model, device and dtype."""
+    recipe: str
+    lora_rank: int
+
+    def check_unused(self) -> None:
+        if self.recipe != "full":
+            message = f"`recipe` is {self.recipe!r}, which needs costs by a model profile or a `model`"
+            raise ValueError(message)
+
+
 def costs(
     source: Costs | Iterable[Any] | Callable[[int], Any] | str | os.PathLike[str],
     model_profile: str | os.PathLike[str] | None = None,
@@ -101,6 +116,8 @@ def costs(
     model: str | None = None,
     device: str | None = None,
     dtype: str = "bfloat16",
+    recipe: str = "full",
+    lora_rank: int = 16,
     cost: Callable[[Any], tuple[float, float]] | None = None,
     batch_size: int = 1,
     num_samples: int | None = None,
@@ -126,6 +143,11 @@ def costs(
             profile: times are then estimated.
         device: The device they are estimated for, for example `h100`.
         dtype: Its numbers: `bfloat16`, `float16` or `float32`.
+        recipe: What trains, with a model profile or a `model`: `full`, `projector`, `frozen-encoder`,
+            `frozen-llm` or `lora` (frozen encoder, adapters in the LLM backbone). What is frozen costs less:
+            a frozen encoder a third, as it has no backward.
+        lora_rank: Rank of the adapters, with the recipe `lora`. A model profile must hold it
+            (`dflop profile model --lora-rank`).
         cost: Gives `(encoder cost, LLM cost)` for each entry of `source`, or for each (encoder tokens, LLM
             tokens) of a data profile.
         batch_size: About how many samples a microbatch has: the cost of a sample is what it adds to a
@@ -143,6 +165,7 @@ def costs(
         ValueError: An entry that is not a cost, or arguments that exclude each other.
         FileNotFoundError: There is no such profile.
         ArtifactError: The file is not a profile, or one whose rows have no position in a dataset.
+        ProfileError: The model profile holds no adapters of that rank.
     """
     if (model is None) != (device is None):
         message = f"`model` is {model!r} and `device` is {device!r}, both are needed to estimate costs"
@@ -151,13 +174,15 @@ def costs(
     if len(ways) > 1:
         message = f"costs come from one of `model_profile`, `model` and `cost`, given are: {', '.join(ways)}"
         raise ValueError(message)
-    estimated = None if model is None else (model, str(device), dtype)
+    model_of = _Model(
+        model_profile, None if model is None else (model, str(device), dtype), recipe, lora_rank
+    )
     if isinstance(source, (str, os.PathLike)):
-        found = _of_profile(source, model_profile, estimated, cost, batch_size)
+        found = _of_profile(source, model_of, cost, batch_size)
     elif hasattr(source, "save_to_disk") and hasattr(source, "column_names"):
         with TemporaryDirectory(prefix="dflop-") as folder:
             path = _profiled(source, model_dir, Path(folder))
-            found = _of_profile(path, model_profile, estimated, cost, batch_size)
+            found = _of_profile(path, model_of, cost, batch_size)
     else:
         if model_profile is not None or model is not None:
             what = type(source).__name__
@@ -165,6 +190,7 @@ def costs(
                 f"`{ways[0]}` needs the path of a data profile, a {what} does not say what the encoder reads"
             )
             raise ValueError(message)
+        model_of.check_unused()
         found = _of_source(source, cost, num_samples)
     if tokens is None and bytes is None:
         return found
@@ -213,34 +239,35 @@ def _of_source(
 
 def _of_profile(
     path: str | os.PathLike[str],
-    model_profile: str | os.PathLike[str] | None,
-    estimated: tuple[str, str, str] | None,
+    model: _Model,
     cost: Callable[[Any], tuple[float, float]] | None,
     batch_size: int,
 ) -> Costs:
     """Costs of the samples of a data profile: by the user's function, by a model, or as shapes."""
     beside = Path(path).parent / "model_profile.json"
+    profile = model.profile
     if (
-        model_profile is None
-        and estimated is None
+        profile is None
+        and model.estimated is None
         and cost is None
         and beside.exists()
         and Path(path).exists()
     ):
-        model_profile = beside
-    if model_profile is None and estimated is None:
+        profile = beside
+    if profile is None and model.estimated is None:
+        model.check_unused()
         native = SampleCosts.of_profile(os.fspath(path))
         if cost is not None:
             rows, _ = profile_shapes(os.fspath(path))
             native = native.with_costs([cost((encoder, llm)) for _, encoder, llm in rows])
         return Costs(native)
-    for file in (path, model_profile):
+    for file in (path, profile):
         if file is not None and not Path(file).exists():
             message = f"`{os.fspath(file)}` does not exist"
             raise FileNotFoundError(message)
-    model_path = None if model_profile is None else os.fspath(model_profile)
+    profile_path = None if profile is None else os.fspath(profile)
     native, num_extrapolated, notice = SampleCosts.of_model(
-        os.fspath(path), model_path, estimated, batch_size
+        os.fspath(path), profile_path, model.estimated, model.recipe, model.lora_rank, batch_size
     )
     if notice is not None:
         _warn(f"`{os.fspath(path)}`: {notice}")

@@ -6,6 +6,7 @@
               lightning.BalancedData    Lightning
               torchtitan, energon, verl
     encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound
+    padding   padding.remove_padding    any of them, where batches are padded
 
 Each name of `__all__` loads its module when it is first asked for.
 """
@@ -19,16 +20,27 @@ if TYPE_CHECKING:
     from dflop.integrations.encoder import BalancedEncoder, balance_encoder
     from dflop.integrations.loader import balanced_loader
     from dflop.integrations.loss import num_label_tokens, token_loss
+    from dflop.integrations.padding import Unpadded, remove_padding
 
 _HOMES = {
     "BalancedEncoder": "encoder",
+    "Unpadded": "padding",
     "balance_encoder": "encoder",
     "balanced_loader": "loader",
     "num_label_tokens": "loss",
+    "remove_padding": "padding",
     "token_loss": "loss",
 }
 
-__all__ = ["BalancedEncoder", "balance_encoder", "balanced_loader", "num_label_tokens", "token_loss"]
+__all__ = [
+    "BalancedEncoder",
+    "Unpadded",
+    "balance_encoder",
+    "balanced_loader",
+    "num_label_tokens",
+    "remove_padding",
+    "token_loss",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -104,6 +104,9 @@ pub(crate) struct Simulated {
     pub(crate) step_ns: Vec<f64>,
     /// Its step over the work of its samples divided evenly.
     pub(crate) over_bound: Estimate,
+    /// LLM tokens with padding over those without, where the rows of a microbatch are padded to its longest; `None` where a way
+    /// leaves open which samples stand in a microbatch.
+    pub(crate) padding_ratio: Option<f64>,
 }
 
 impl Mixture {
@@ -144,12 +147,18 @@ impl Mixture {
             let sorted = (way == Way::Grouped).then(|| self.grouped());
             let batches = sorted.as_ref().unwrap_or(&self.batches);
             let mut step_ns = Vec::with_capacity(batches.len());
+            let (mut padded, mut real) = (0, 0);
             for batch in batches {
-                step_ns.push(self.step_ns(way, batch, ranks, seed)? as f64);
+                let buckets = self.buckets(way, batch, ranks, seed)?;
+                step_ns.push(self.step_ns(way, &buckets, ranks) as f64);
+                padded += self.padded_tokens(&buckets);
+                real += batch.iter().map(|&sample| self.tokens(sample)).sum::<u64>();
             }
             let bounds: Vec<f64> = batches.iter().map(|batch| self.bound_ns(batch, ranks)).collect();
             let over_bound = Estimate::of_ratio(&step_ns, &bounds);
-            all.push(Simulated { way, step_ns, over_bound });
+            let is_open = way == Way::Packed && ranks.meets == Meets::Step && ranks.accumulation > 1;
+            let padding_ratio = (!is_open && real > 0).then(|| padded as f64 / real as f64);
+            all.push(Simulated { way, step_ns, over_bound, padding_ratio });
         }
         Ok(all)
     }
@@ -172,8 +181,23 @@ impl Mixture {
         grouped
     }
 
-    /// What the ranks take for a batch, in nanoseconds.
-    fn step_ns(&self, way: Way, batch: &[u32], ranks: Setup, seed: u64) -> Result<u64, BalanceError> {
+    /// LLM tokens of buckets whose rows are as long as the longest of their bucket.
+    fn padded_tokens(&self, buckets: &[Vec<u32>]) -> u64 {
+        let of = |bucket: &Vec<u32>| {
+            let longest = bucket.iter().map(|&sample| self.tokens(sample)).max();
+            longest.unwrap_or(0) * bucket.len() as u64
+        };
+        buckets.iter().map(of).sum()
+    }
+
+    /// The samples of each bucket; microbatches of a rank lie a number of ranks apart.
+    fn buckets(
+        &self,
+        way: Way,
+        batch: &[u32],
+        ranks: Setup,
+        seed: u64,
+    ) -> Result<Vec<Vec<u32>>, BalanceError> {
         let num_buckets = u32::try_from(ranks.num_buckets()).unwrap_or(u32::MAX);
         let cut = |meets| Cut {
             num_buckets,
@@ -183,23 +207,27 @@ impl Mixture {
             bucket_tokens_max: None,
             seed,
         };
-        let buckets = match way {
+        Ok(match way {
             Way::Arrival | Way::Grouped => {
                 filled(batch, &arrival_order(batch.len(), num_buckets), num_buckets)
             }
             Way::Packed => self.packed(batch, ranks),
             Way::Line => self.costs.buckets(batch, &cut(ranks.meets))?,
-            Way::Both => {
-                // To share out the encoder's work of a microbatch, all ranks meet.
-                let buckets = self.llm_alone.buckets(batch, &cut(Meets::Phase))?;
-                return Ok(self.shared_ns(&buckets, ranks.num_ranks));
-            }
-        };
+            // To share out the encoder's work of a microbatch, all ranks meet.
+            Way::Both => self.llm_alone.buckets(batch, &cut(Meets::Phase))?,
+        })
+    }
+
+    /// What the ranks take for the buckets of a batch, in nanoseconds.
+    fn step_ns(&self, way: Way, buckets: &[Vec<u32>], ranks: Setup) -> u64 {
+        if way == Way::Both {
+            return self.shared_ns(buckets, ranks.num_ranks);
+        }
         let load = |column: &[u64]| -> Vec<u64> {
             buckets.iter().map(|bucket| bucket.iter().map(|&at| column[at as usize]).sum()).collect()
         };
         let Costs { encoder_ns, llm_ns, .. } = self.columns();
-        Ok(ranks.meets.wait_ns(&load(encoder_ns), &load(llm_ns), ranks.accumulation))
+        ranks.meets.wait_ns(&load(encoder_ns), &load(llm_ns), ranks.accumulation)
     }
 
     /// Samples spread by LLM tokens, longest first: over the ranks where they meet once a step, else over all microbatches, of
@@ -367,6 +395,12 @@ mod tests {
         assert_eq!(ratios(&four, TWO), [1.4, 1.2, 1.4, 1.0, 1.0]);
         let phase = Setup { meets: Meets::Phase, ..TWO };
         assert_eq!(ratios(&four, phase), [1.4, 1.2, 1.4, 1.2, 1.0]);
+
+        // Padded to its longest, {5, 1} {4, 3} has 18 tokens, {5, 4} {3, 1} has 16, and the line's {5, 3} {1, 4} 18.
+        let all = four.simulate(TWO, 0).unwrap();
+        let padded: Vec<f64> =
+            all.iter().filter_map(|way| Some((way.padding_ratio? * 13.0).round())).collect();
+        assert_eq!(padded[..4], [18.0, 16.0, 18.0, 18.0]);
 
         let gains = |ranks| Gains::of(&four.simulate(ranks, 0).unwrap());
         let (step, phase) = (gains(TWO), gains(phase));

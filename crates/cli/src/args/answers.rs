@@ -7,6 +7,7 @@ use super::PlanFiles;
 use crate::advice::code::Trainer;
 use crate::commands::what_if::{Setting, setting};
 use clap::{Args, ValueEnum};
+use dflop_types::Recipe;
 use std::path::PathBuf;
 
 const SIMULATE_EXAMPLE: &str = r#"Example, with times of I and W for the orders that split the backward:
@@ -129,6 +130,12 @@ pub(crate) struct CostSource {
     /// Dtype of parameters and activations, with --model
     #[arg(long, value_name = "DTYPE", default_value = "bfloat16", value_parser = ["bfloat16", "float16", "float32"])]
     pub(crate) dtype: String,
+    /// What trains: full, projector, frozen-encoder, frozen-llm or lora [default: that of a dflop.yaml, else full]
+    #[arg(long, value_name = "RECIPE", value_parser = |text: &str| text.parse::<Recipe>())]
+    pub(crate) recipe: Option<Recipe>,
+    /// Rank of the adapters, with --recipe lora
+    #[arg(long, value_name = "N", default_value_t = Recipe::LORA_RANK, requires = "recipe", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub(crate) lora_rank: u32,
 }
 
 const ESTIMATE_EXAMPLE: &str = r"Example: three ways to run one model on 8 GPUs
@@ -219,7 +226,7 @@ pub(crate) struct Advise {
     pub(crate) seed: u64,
     /// CSV with a header and the columns step,rank,ms: each rank's own time, without waiting for others
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data", "model_profile", "model", "hardware", "dtype", "num_ranks",
-        "batch_size", "accumulation", "meets", "trainer", "sampled_batches", "seed"])]
+        "recipe", "lora_rank", "batch_size", "accumulation", "meets", "trainer", "sampled_batches", "seed"])]
     pub(crate) step_times: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]

@@ -11,7 +11,9 @@ use crate::advice::ways::{Advice, Gains, Setup, Simulated, Way};
 use crate::args;
 use dflop_schedule::Meets;
 use dflop_types::number::{self, percent, whole_percent};
-use dflop_types::{FAMILIES, ModelProfile, SampleKind, printable, regular, statistics, thousands};
+use dflop_types::{
+    FAMILIES, ModelProfile, Recipe, SampleKind, Trained, printable, regular, statistics, thousands,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -29,14 +31,14 @@ pub(super) fn run(arguments: &args::Advise) -> Result<(), Failure> {
         return of_log(path, arguments.json);
     }
     let inputs = Inputs::of(arguments)?;
-    let model = model_of(&arguments.source, &inputs.data)?;
+    let model = model_of(&arguments.source, &inputs.data, inputs.trained)?;
     let survey = Survey::read(&inputs, &model, arguments)?;
     let all = survey.mixture.simulate(inputs.ranks, arguments.seed)?;
     let advised = Advised::new(&survey, &all, &inputs, arguments);
     if arguments.json {
-        outln!("{}", advised.as_json(&survey, &model, &all));
+        outln!("{}", advised.as_json(&survey, &model, &all, inputs.trained));
     } else {
-        advised.print(&survey, &model, &all);
+        advised.print(&survey, &model, &all, inputs.trained);
     }
     if survey.num_extrapolated > 0 {
         talk!("note: {} outside the sizes that were measured", counted(survey.num_extrapolated, "sample"));
@@ -81,7 +83,7 @@ impl Advised {
         let variance = work_ns.iter().map(|ns| (ns - mean).powi(2)).sum::<f64>() / work_ns.len() as f64;
         let code = Code {
             trainer: arguments.trainer,
-            costs: costs_arguments(&inputs.data, &arguments.source),
+            costs: costs_arguments(&inputs.data, &arguments.source, inputs.trained),
             batch_size: ranks.batch_size,
             accumulation: ranks.accumulation,
             meets: ranks.meets,
@@ -101,8 +103,8 @@ impl Advised {
         }
     }
 
-    fn print(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated]) {
-        for line in mixture_lines(survey, model) {
+    fn print(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated], trained: Trained) {
+        for line in mixture_lines(survey, model, trained) {
             outln!("{line}");
         }
         let Setup { num_ranks, batch_size, accumulation, meets } = self.ranks;
@@ -132,7 +134,9 @@ impl Advised {
             outln!("{}", format!("{name:<28}{:<30}{gain}", simulated.over_bound.text()).trim_end());
         }
         outln!();
-        for sentence in [self.verdict(), self.limits(survey), NOT_IN_IT.to_owned()] {
+        let padding = padding(all, self.advice);
+        for sentence in [self.verdict(), self.limits(survey), NOT_IN_IT.to_owned()].into_iter().chain(padding)
+        {
             print_wrapped(&sentence);
         }
         if !self.code.is_empty() {
@@ -203,7 +207,7 @@ impl Advised {
         )
     }
 
-    fn as_json(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated]) -> Value {
+    fn as_json(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated], trained: Trained) -> Value {
         let Setup { num_ranks, batch_size, accumulation, meets } = self.ranks;
         let ways: Vec<Value> = all
             .iter()
@@ -214,6 +218,7 @@ impl Advised {
                     "is_dflop": !simulated.way.is_other(),
                     "step_ns_mean": (steps.iter().sum::<f64>() / steps.len() as f64).round() as u64,
                     "over_bound": estimate(simulated.over_bound),
+                    "padding_ratio": simulated.padding_ratio,
                 })
             })
             .collect();
@@ -223,6 +228,7 @@ impl Advised {
             "encoder_share": survey.encoder_share(),
             "is_simulated": true,
             "is_estimated": model.is_estimated,
+            "trained": trained,
             "num_ranks": num_ranks,
             "batch_size": batch_size,
             "accumulation": accumulation,
@@ -246,13 +252,36 @@ impl Advised {
 const NOT_IN_IT: &str = "not in it: communication between ranks, data loading, the optimizer, padding and memory; their time \
                          makes the gain smaller.";
 
+/// Padding below this part of the tokens is not worth a line of code.
+const PADDING_RATIO_MIN: f64 = 1.05;
+
+/// What padding adds, if the user's collation pads, and what helps; `None` where it adds little.
+fn padding(all: &[Simulated], advice: Advice) -> Option<String> {
+    let of = |way: Way| all.iter().find(|simulated| simulated.way == way)?.padding_ratio;
+    let (chosen, what) = match advice {
+        Advice::Nothing => (of(Way::Arrival)?, "a microbatch in arrival order"),
+        Advice::Line => (of(Way::Line)?, "a microbatch of the first line"),
+        Advice::Both => (of(Way::Both)?, "a microbatch of both lines"),
+    };
+    (chosen >= PADDING_RATIO_MIN).then(|| {
+        let grouped = of(Way::Grouped).map_or_else(String::new, |ratio| {
+            format!(" (grouped by length {}, with batches of like samples)", number::number(ratio))
+        });
+        format!(
+            "if your collation pads, {what} has {} tokens for each real one{grouped}: \
+             `dflop.integrations.remove_padding(model)` computes the real ones alone.",
+            number::number(chosen)
+        )
+    })
+}
+
 /// The number with its interval; null where there is none.
 fn estimate(found: Estimate) -> Value {
     json!({"mean": found.mean, "low": found.half.map(|_| found.low()), "high": found.half.map(|_| found.high())})
 }
 
 /// The arguments of `dflop.costs` that give the costs simulated here.
-fn costs_arguments(data: &Path, source: &args::CostSource) -> Vec<String> {
+fn costs_arguments(data: &Path, source: &args::CostSource, trained: Trained) -> Vec<String> {
     let path = |path: &Path| quoted(&path.to_string_lossy());
     let mut arguments = vec![path(data)];
     if let Some(profile) = &source.model_profile {
@@ -265,11 +294,20 @@ fn costs_arguments(data: &Path, source: &args::CostSource) -> Vec<String> {
             arguments.push(format!("dtype={}", quoted(&source.dtype)));
         }
     }
+    if let Some(recipe) = Recipe::ALL.into_iter().find(|recipe| recipe.trained(trained.lora_rank) == trained)
+    {
+        if recipe != Recipe::Full {
+            arguments.push(format!("recipe={}", quoted(recipe.name())));
+        }
+        if trained.lora_rank > 0 && trained.lora_rank != Recipe::LORA_RANK {
+            arguments.push(format!("lora_rank={}", trained.lora_rank));
+        }
+    }
     arguments
 }
 
 /// The samples, their work, and where its times come from: three lines, or little more.
-fn mixture_lines(survey: &Survey, model: &ModelProfile) -> Vec<String> {
+fn mixture_lines(survey: &Survey, model: &ModelProfile, trained: Trained) -> Vec<String> {
     let num_samples: u64 = survey.kinds.iter().sum();
     let share = |count: u64| whole_percent(count as f64 / num_samples.max(1) as f64);
     let kinds: Vec<String> = SampleKind::ALL
@@ -297,7 +335,11 @@ fn mixture_lines(survey: &Survey, model: &ModelProfile) -> Vec<String> {
         number::ns(largest as u64),
         whole_percent(survey.encoder_share())
     );
-    let third = format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name));
+    let third = format!(
+        "costs {kind}: {} on {}; trains: {trained}",
+        printable(&model.model),
+        printable(&model.device.name)
+    );
     [first, second, third].iter().flat_map(|line| wrapped(line)).collect()
 }
 

@@ -1,16 +1,17 @@
 //! What `dflop advise` reads: the samples and their costs, and the global batches to simulate.
 
+use super::costs::trained_of;
 use super::counted;
 use crate::Failure;
 use crate::advice::ways::{Mixture, Setup, units_ns};
 use crate::args::{self, RanksMeet};
-use crate::config;
+use crate::config::{self, Config};
 use crate::costs::{Take, notice_of_models, of_shapes};
 use dflop_data::profile::check_whole;
 use dflop_data::table;
 use dflop_schedule::{Costs, Cut, Meets};
 use dflop_step::batches::GlobalBatches;
-use dflop_types::{ModelProfile, SampleKind, thousands};
+use dflop_types::{ModelProfile, SampleKind, Trained, thousands};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
@@ -22,6 +23,7 @@ const BATCH_SIZE: u32 = 4;
 pub(super) struct Inputs {
     pub(super) data: PathBuf,
     pub(super) ranks: Setup,
+    pub(super) trained: Trained,
 }
 
 impl Inputs {
@@ -61,8 +63,9 @@ impl Inputs {
             Some(RanksMeet::Phase) => Meets::Phase,
             None => arguments.trainer.meets(),
         };
+        let trained = trained_of(&arguments.source, config.as_ref().map(Config::trained));
         let data = config.map_or(given, |config| config.directory.join(table::FILE_NAME));
-        Ok(Self { data, ranks: Setup { num_ranks, batch_size, accumulation, meets } })
+        Ok(Self { data, trained, ranks: Setup { num_ranks, batch_size, accumulation, meets } })
     }
 }
 
@@ -85,7 +88,7 @@ impl Survey {
         model: &ModelProfile,
         arguments: &args::Advise,
     ) -> Result<Self, Failure> {
-        let Inputs { data, ranks } = inputs;
+        let Inputs { data, ranks, trained } = inputs;
         let (header, num_samples) = table::header(data)?;
         check_whole(&header)?;
         let (batches, steps_per_epoch) = draw(num_samples, *ranks, arguments)?;
@@ -108,7 +111,7 @@ impl Survey {
             is_counted = true;
             Ok(0)
         };
-        let times = of_shapes(&mut visit, model, ranks.batch_size)?;
+        let times = of_shapes(&mut visit, model, *trained, ranks.batch_size)?;
         let units =
             segments.iter().map(|(&at, segments)| (at, units_ns(times.encoder_ns[at as usize], segments)));
         let units = units.collect();

@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::args;
 use crate::costs::{self, SampleTimes};
-use dflop_types::{ArtifactError, ModelProfile, artifact, counted};
+use dflop_types::{ArtifactError, ModelProfile, Trained, artifact, counted};
 use std::path::Path;
 
 /// Lines written at a time.
@@ -11,12 +11,13 @@ const LINES_EACH: usize = 4_096;
 
 pub(super) fn run(arguments: &args::Costs) -> Result<(), Failure> {
     let data = &arguments.data_profile;
-    let model = model_of(&arguments.source, data)?;
-    let found = costs::of_profiles(data, &model, arguments.batch_size)?;
+    let trained = trained_of(&arguments.source, None);
+    let model = model_of(&arguments.source, data, trained)?;
+    let found = costs::of_profiles(data, &model, trained, arguments.batch_size)?;
     write_table(&found);
     let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
     talk!(
-        "{} by {} on {} ({kind})",
+        "{} by {} on {} ({kind}); trains: {trained}",
         counted(found.positions.len() as u64, "sample"),
         model.model,
         model.device.name
@@ -33,11 +34,23 @@ pub(super) fn run(arguments: &args::Costs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What trains: what `source` says, else what `configured` has, else all.
+pub(super) fn trained_of(source: &args::CostSource, configured: Option<Trained>) -> Trained {
+    match source.recipe {
+        Some(recipe) => recipe.trained(source.lora_rank),
+        None => configured.unwrap_or_default(),
+    }
+}
+
 /// The model profile that `source` names, or that lies beside the data profile.
-pub(super) fn model_of(source: &args::CostSource, data: &Path) -> Result<ModelProfile, Failure> {
+pub(super) fn model_of(
+    source: &args::CostSource,
+    data: &Path,
+    trained: Trained,
+) -> Result<ModelProfile, Failure> {
     let beside = data.parent().unwrap_or(Path::new("")).join("model_profile.json");
     match (&source.model, &source.hardware, &source.model_profile) {
-        (Some(model), Some(device), _) => costs::estimated(model, device, &source.dtype),
+        (Some(model), Some(device), _) => costs::estimated(model, device, &source.dtype, trained.lora_rank),
         (_, _, Some(path)) => Ok(artifact::read(path)?),
         _ => artifact::read(&beside).map_err(|error| {
             let is_missing = matches!(error, ArtifactError::Missing { .. });

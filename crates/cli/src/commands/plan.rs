@@ -6,15 +6,15 @@ use super::price::Run;
 use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
-use dflop_analytic::{HARDWARE, Hardware};
+use dflop_analytic::{Architecture, HARDWARE, Hardware};
 use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
 use dflop_plan::{
     Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, detail, explain, fewer_ranks,
     search, way_out,
 };
 use dflop_types::{
-    DataProfile, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, SampleShape, artifact, number,
-    thousands,
+    DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, SampleShape,
+    Trained, artifact, number, thousands,
 };
 use serde_json::{Map, Value, json};
 use std::time::Instant;
@@ -243,9 +243,10 @@ fn detail_json(plan: &RankedPlan, detail: &Detail) -> Value {
 /// A search for programs: its plans, what people run today, why others were not chosen.
 fn as_json(outcome: &Outcome, hint: Option<&str>, inputs: &Inputs, seconds: f64) -> Value {
     let (model, data) = (&inputs.model_profile, &inputs.data_profile);
-    let architecture = super::estimate::architecture_of(&inputs.config);
-    let useful =
-        useful_operations(model, data, architecture.map_or(0, |one| one.llm.num_unread_parameters()));
+    let useful = match super::estimate::architecture_of(&inputs.config) {
+        Some(architecture) => useful_operations(&architecture, data, inputs.config.trained()),
+        None => products_with_weights(model, data),
+    };
     let ms = |ns: u64| ns as f64 / 1e6;
     let per_second = |ns: u64| samples_per_s(outcome, ns);
     let plan = |plan: &RankedPlan| {
@@ -304,10 +305,15 @@ fn as_json(outcome: &Outcome, hint: Option<&str>, inputs: &Inputs, seconds: f64)
     })
 }
 
-/// Operations of the products with weights of a mean sample, forward and backward: six for each parameter and token, but for
-/// the `num_unread` parameters of experts that a token of the LLM does not read. Attention's own products are left out, so a rate is
-/// never overstated.
-fn useful_operations(model: &ModelProfile, data: &DataProfile, num_unread: u64) -> f64 {
+/// Operations of a mean sample, forward and backward, where `trained` trains: those that a run's own MFU counts.
+fn useful_operations(architecture: &Architecture, data: &DataProfile, trained: Trained) -> f64 {
+    let all = MicrobatchShape::pack(data.samples.iter().map(|sample| &sample.shape));
+    architecture.training_flops_of(&all, &trained) as f64 / data.samples.len().max(1) as f64
+}
+
+/// The same of a model whose configuration this version cannot read: six for each parameter and token, as if all trained.
+/// Attention's own products are left out.
+fn products_with_weights(model: &ModelProfile, data: &DataProfile) -> f64 {
     let parameters = |prefixes: &[&str]| -> f64 {
         let of = |(name, module): (&String, &ModuleProfile)| {
             let is_held = prefixes.iter().any(|prefix| name.starts_with(prefix));
@@ -321,7 +327,7 @@ fn useful_operations(model: &ModelProfile, data: &DataProfile, num_unread: u64) 
     let label_tokens: u64 = shapes().map(|shape| u64::from(shape.label_tokens)).sum();
     // The embedding is no product: its rows are read.
     let sum = parameters(&["encoder_layer", "encoder_window_layer", "projector"]) * encoder_tokens as f64
-        + (parameters(&["llm_layer"]) - num_unread as f64) * llm_tokens as f64
+        + parameters(&["llm_layer"]) * llm_tokens as f64
         + parameters(&["llm_head"]) * label_tokens as f64;
     6.0 * sum / data.samples.len().max(1) as f64
 }

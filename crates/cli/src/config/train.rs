@@ -97,7 +97,7 @@ pub(super) fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
         weight_decay: section.number("weight_decay", 0.0..=1e3, 0.0),
         max_grad_norm: section.optional_number("max_grad_norm", f64::MIN_POSITIVE..=1e12),
         recipe: section.parsed("recipe", Recipe::Full).to_string(),
-        lora_rank: section.count("lora_rank", 1..=1 << 16, Some(16)) as u32,
+        lora_rank: section.count("lora_rank", 1..=1 << 16, Some(Recipe::LORA_RANK.into())) as u32,
         lora_alpha: section.number("lora_alpha", f64::MIN_POSITIVE..=1e6, 32.0),
         init: section.choice("init", &["pretrained", "random"], "pretrained"),
         skipped_steps_max: section.count("skipped_steps_max", 0..=1 << 40, Some(2)),

@@ -1,0 +1,216 @@
+"""`remove_padding`: loss and gradients are those of the padded batch, whatever the family; padding is not computed."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import tiny_families
+import torch
+from tiny_media import FAMILIES, make_model, microbatch
+from torch.nn import functional as F
+
+from dflop.integrations import remove_padding
+
+TOLERANCE = 1e-5
+"""Relative, in float32: the order of sums differs, nothing else."""
+MEDIA = {
+    "llava_onevision": [[("image", 240, 250, 1)], [], [("video", 126, 126, 3)]],
+    "internvl": [3, 0, 1],
+    "qwen2_audio": [3, 0, 1],
+    "qwen2_vl": [[("image", 1, 16, 12), ("image", 1, 4, 4)], [], [("video", 3, 8, 6)]],
+    "qwen3_vl": [[("image", 1, 8, 12)], [], [("image", 1, 4, 4), ("image", 1, 8, 4)]],
+}
+MEDIA["qwen2_5_vl"] = MEDIA["qwen2_vl"]
+OF_TOKENS = {"input_ids": 0, "attention_mask": 0, "labels": -100, "mm_token_type_ids": 0}
+"""What has an entry a token, and what stands at padding."""
+
+# Some models warn of their own at every start.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def padded(rows, side="right"):
+    """A batch as collators make it: rows as long as the longest, media one after the other."""
+    width = max(row["input_ids"].shape[1] for row in rows)
+    batch = {"use_cache": False}
+    for name, value in OF_TOKENS.items():
+        if name not in rows[0] and name != "attention_mask":
+            continue
+        found = []
+        for row in rows:
+            given = row.get(name, torch.ones_like(row["input_ids"]))
+            gap = width - given.shape[1]
+            found.append(F.pad(given, (0, gap) if side == "right" else (gap, 0), value=value))
+        batch[name] = torch.cat(found)
+    for name in sorted({name for row in rows for name in row} - set(batch)):
+        parts = [row[name] for row in rows if name in row]
+        most = max((part.shape[1] for part in parts if part.dim() > 1), default=0)
+        # Pictures of LLaVA have as many tiles as the largest.
+        tiled = [
+            torch.cat([p, p.new_zeros(p.shape[0], most - p.shape[1], *p.shape[2:])], dim=1)
+            if p.dim() == 5
+            else p
+            for p in parts
+        ]
+        batch[name] = torch.cat(tiled)
+    return batch
+
+
+def batch_of(name, side="right"):
+    rows = [microbatch(name, media, seed, 5 + 9 * seed) for seed, media in enumerate(MEDIA[name])]
+    return padded(rows, side)
+
+
+def gradients(model, batch):
+    model.zero_grad(set_to_none=True)
+    loss = model(**batch).loss
+    loss.backward()
+    return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def check_equal(found, expected):
+    (loss, of), (expected_loss, expected_of) = found, expected
+    assert torch.isclose(loss, expected_loss, rtol=TOLERANCE)
+    assert of.keys() == expected_of.keys()
+    for name, gradient in of.items():
+        # Of a gradient that is nothing but rounding, such as that of a key's bias, the size is no measure.
+        size = max(float(expected_of[name].norm()), 1e-4)
+        assert float((gradient - expected_of[name]).norm()) / size < TOLERANCE, name
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen3_vl"])
+def test_gradients_are_those_of_the_padded_batch(name, side, tmp_path, quiet):
+    model = make_model(name, tmp_path)
+    batch = batch_of(name, side)
+    expected = gradients(model, batch)
+    rows = []
+    layer = model.get_decoder().layers[0]
+    layer.register_forward_pre_hook(lambda _, args, given: rows.append(args[0].shape[:2]), with_kwargs=True)
+    handle = remove_padding(model)
+    check_equal(gradients(model, batch), expected)
+    num_tokens = int(batch["attention_mask"].sum())
+    assert rows == [(1, num_tokens)]
+    assert (handle.num_tokens, handle.num_padded_tokens) == (num_tokens, batch["attention_mask"].numel())
+    assert handle.padding_ratio == handle.num_padded_tokens / num_tokens > 1.3
+    # With recomputation, whose second forward runs when the call is over.
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    check_equal(gradients(model, batch), expected)
+    model.gradient_checkpointing_disable()
+    handle.remove()
+    rows.clear()
+    check_equal(gradients(model, batch), expected)
+    assert rows == [tuple(batch["attention_mask"].shape)]
+
+
+@pytest.fixture
+def text_model(quiet):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**tiny_families.TEXT)).train()
+
+
+def text_batch(lengths):
+    generator = torch.Generator().manual_seed(1)
+    ids = [torch.randint(3, 290, (1, length), generator=generator) for length in lengths]
+    return padded([{"input_ids": row, "labels": row} for row in ids])
+
+
+def test_a_sample_never_sees_another(text_model):
+    """Other neighbours, and another padding: the same logits, bit for bit where nothing else changes."""
+    remove_padding(text_model)
+    batch, other = text_batch([9, 4, 17]), text_batch([9, 4, 17])
+    other["input_ids"][0] = 7
+    alone = {name: value[1:2, :4] if name != "use_cache" else value for name, value in batch.items()}
+    found = text_model(**batch).logits[1, :4]
+    torch.testing.assert_close(text_model(**other).logits[1, :4], found, rtol=0, atol=0)
+    torch.testing.assert_close(text_model(**alone).logits[0], found)
+
+
+def test_evaluation_and_generation_are_as_before(text_model):
+    batch = text_batch([9, 4])
+    prompt = {"input_ids": batch["input_ids"][:1], "attention_mask": batch["attention_mask"][:1]}
+    text_model.eval()
+    logits = text_model(**batch).logits
+    words = text_model.generate(**prompt, max_new_tokens=5, do_sample=False)
+    handle = remove_padding(text_model)
+    torch.testing.assert_close(text_model(**batch).logits, logits, rtol=0, atol=0)
+    assert torch.equal(text_model.generate(**prompt, max_new_tokens=5, do_sample=False), words)
+    assert handle.num_tokens == 0
+
+
+def test_what_is_saved_knows_nothing_of_it(text_model, tmp_path):
+    remove_padding(text_model)
+    text_model.save_pretrained(tmp_path)
+    assert "dflop" not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("before", ["eager", "sdpa"])
+def test_eager_attention_and_adapters(before, text_model):
+    peft = pytest.importorskip("peft")
+    text_model.set_attn_implementation(before)
+    settings = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False
+    )
+    model = peft.get_peft_model(text_model, settings)
+    batch = text_batch([30, 8, 3])
+    expected = gradients(model, batch)
+    assert expected[1]
+    handle = remove_padding(model)
+    check_equal(gradients(model, batch), expected)
+    assert handle.padding_ratio == 90 / 41
+    handle.remove()
+    assert text_model.config._attn_implementation == before
+
+
+def test_rows_beyond_a_window_are_computed_with_their_padding(quiet):
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**tiny_families.TEXT, sliding_window=12)).train()
+    short, long = text_batch([12, 5]), text_batch([13, 5])
+    expected = [gradients(model, batch) for batch in (short, long)]
+    handle = remove_padding(model)
+    check_equal(gradients(model, short), expected[0])
+    assert handle.num_tokens == 17
+    with pytest.warns(UserWarning, match="a row has 13 tokens, the layers attend within a window of 12"):
+        check_equal(gradients(model, long), expected[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients(model, long)
+    assert handle.num_tokens == 17
+
+
+def test_what_cannot_be_done_is_said(text_model):
+    remove_padding(text_model)
+    with pytest.raises(
+        ValueError, match="`Qwen2Model` computes no padding already: call `remove_padding` once"
+    ):
+        remove_padding(text_model)
+    with pytest.raises(ValueError, match="`Linear` has no LLM backbone"):
+        remove_padding(torch.nn.Linear(1, 1))
+    batch = text_batch([9, 4])
+    square = torch.zeros(2, 1, 9, 9)
+    with pytest.warns(UserWarning, match="the attention mask is not one of shape"):
+        text_model(**{**batch, "attention_mask": square})
+    with pytest.warns(UserWarning, match="hidden states or attention weights of each layer"):
+        assert len(text_model(**batch, output_hidden_states=True).hidden_states) == 4
+
+
+def test_a_call_that_raises_leaves_nothing_behind(text_model):
+    batch = text_batch([9, 4])
+    expected = gradients(text_model, batch)
+    remove_padding(text_model)
+    layer = text_model.model.layers[1]
+
+    def fail(*_):
+        raise KeyError
+
+    hook = layer.register_forward_pre_hook(fail)
+    with pytest.raises(KeyError):
+        text_model(**batch)
+    hook.remove()
+    check_equal(gradients(text_model, batch), expected)
+    text_model.eval()
+    text_model(**batch)
