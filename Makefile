@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hosts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hosts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -152,6 +152,9 @@ bench-step: setup $(DEV) ## Measured steps of every arm against predicted ones (
 
 bench-adopt: setup $(DEV) ## An epoch of transformers.Trainer by who chooses the batches (ROUNDS=6; 8 minutes, a quiet machine) -> bench/out/adopt.json
 	$(BIN)/python benches/adopt.py bench/out/adopt.json --rounds $(or $(ROUNDS),6)
+
+bench-padding: setup $(DEV) ## The same with padded rows, and the layers computing real tokens alone (ROUNDS=10; 6 minutes, a quiet machine) -> bench/out/adopt_padded.json
+	$(BIN)/python benches/adopt.py bench/out/adopt_padded.json --padded --rounds $(or $(ROUNDS),10)
 
 bench-loader: setup $(DEV) ## Images, frames and seconds of sound a second and core, and the wait of training, against torch's DataLoader (ROUNDS=3, WORKERS=1) -> bench/out/loader.json
 	$(BIN)/python benches/loader.py bench/out/loader.json --rounds $(or $(ROUNDS),3) --workers $(or $(WORKERS),1)
