@@ -126,7 +126,7 @@ fn what_trains_decides_what_samples_cost() {
         &[&[data], &ranks[..], &ESTIMATED, &["--recipe", "lora", "--lora-rank", "8"]].concat(),
     );
     assert!(said.contains("trains: projector, LoRA 8"), "{said}");
-    assert!(said.contains("recipe=\"lora\", lora_rank=8"), "{said}");
+    assert!(said.contains("recipe=\"lora\"") && said.contains("lora_rank=8"), "{said}");
     let config = fs::read_to_string(session.path("demo/dflop.yaml")).unwrap();
     let section = "train:\n";
     assert!(config.contains(section), "{config}");

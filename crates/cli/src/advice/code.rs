@@ -56,14 +56,23 @@ pub(crate) fn quoted(text: &str) -> String {
 /// Letters of a line, after which its arguments go to the next.
 const LINE_MAX: usize = 94;
 
-/// A call that is too long, with its arguments on a line of their own.
+/// A call that is too long, with its arguments on lines of their own; a line ends only before an argument that has a name.
 fn broken(line: &str) -> Vec<String> {
-    match line.split_once('(') {
-        Some((call, arguments)) if line.chars().count() > LINE_MAX => {
-            vec![format!("{call}("), format!("    {arguments}")]
+    let Some((call, arguments)) = line.split_once('(').filter(|_| line.chars().count() > LINE_MAX) else {
+        return vec![line.to_owned()];
+    };
+    let is_letter = |letter: char| letter == '_' || letter.is_ascii_lowercase();
+    let has_name = |part: &str| part.split_once('=').is_some_and(|(name, _)| name.chars().all(is_letter));
+    let (mut lines, mut last) = (vec![format!("{call}(")], String::new());
+    for part in arguments.split_inclusive(", ") {
+        if has_name(part) && last.chars().count() + part.chars().count() > LINE_MAX - 4 {
+            lines.push(format!("    {}", last.trim_end()));
+            last.clear();
         }
-        _ => vec![line.to_owned()],
+        last.push_str(part);
     }
+    lines.push(format!("    {last}"));
+    lines
 }
 
 impl Code {

@@ -335,12 +335,9 @@ fn mixture_lines(survey: &Survey, model: &ModelProfile, trained: Trained) -> Vec
         number::ns(largest as u64),
         whole_percent(survey.encoder_share())
     );
-    let third = format!(
-        "costs {kind}: {} on {}; trains: {trained}",
-        printable(&model.model),
-        printable(&model.device.name)
-    );
-    [first, second, third].iter().flat_map(|line| wrapped(line)).collect()
+    let third = format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name));
+    let fourth = (!trained.is_all()).then(|| format!("trains: {trained}; the rest is frozen"));
+    [first, second, third].iter().chain(&fourth).flat_map(|line| wrapped(line)).collect()
 }
 
 fn print_wrapped(text: &str) {
