@@ -130,12 +130,15 @@ def test_a_sample_never_sees_another(text_model):
 
 def test_evaluation_and_generation_are_as_before(text_model):
     batch = text_batch([9, 4])
+    text_model.set_attn_implementation("eager")
     prompt = {"input_ids": batch["input_ids"][:1], "attention_mask": batch["attention_mask"][:1]}
     text_model.eval()
     logits = text_model(**batch).logits
     words = text_model.generate(**prompt, max_new_tokens=5, do_sample=False)
     handle = remove_padding(text_model)
-    torch.testing.assert_close(text_model(**batch).logits, logits, rtol=0, atol=0)
+    found = text_model(**batch, output_attentions=True)
+    torch.testing.assert_close(found.logits, logits, rtol=0, atol=0)
+    assert len(found.attentions) == 3
     assert torch.equal(text_model.generate(**prompt, max_new_tokens=5, do_sample=False), words)
     assert handle.num_tokens == 0
 
@@ -179,6 +182,7 @@ def test_rows_beyond_a_window_are_computed_with_their_padding(quiet):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gradients(model, long)
+        gradients(model, text_batch([14, 5]))
     assert handle.num_tokens == 17
 
 
@@ -194,8 +198,43 @@ def test_what_cannot_be_done_is_said(text_model):
     square = torch.zeros(2, 1, 9, 9)
     with pytest.warns(UserWarning, match="the attention mask is not one of shape"):
         text_model(**{**batch, "attention_mask": square})
-    with pytest.warns(UserWarning, match="hidden states or attention weights of each layer"):
+    with pytest.warns(UserWarning, match="`output_hidden_states` is asked for"):
         assert len(text_model(**batch, output_hidden_states=True).hidden_states) == 4
+    text_model.config.output_hidden_states = True
+    assert text_model(**batch).hidden_states[0].shape[:2] == (2, 9)
+    with pytest.raises(ValueError, match="`DataParallel` runs one model in several threads"):
+        remove_padding(torch.nn.DataParallel(text_model))
+
+
+def test_models_that_it_would_compute_wrongly_are_refused(quiet):
+    """Soft caps, sinks, an encoder that is attended to; layers that do not hand on what they are told, in the first step."""
+    import transformers as t
+
+    small = {**tiny_families.TEXT, "head_dim": 12}
+    for model, why in [
+        (t.Gemma2ForCausalLM(t.Gemma2Config(**small)), "soft caps"),
+        (t.GptOssForCausalLM(t.GptOssConfig(**small, num_local_experts=2)), "sinks"),
+        (
+            t.BloomForCausalLM(t.BloomConfig(vocab_size=300, hidden_size=48, n_layer=1, n_head=4)),
+            "no LLM backbone|by name",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            remove_padding(model)
+    model = t.NemotronForCausalLM(t.NemotronConfig(**tiny_families.TEXT)).train()
+    remove_padding(model)
+    with pytest.raises(ValueError, match="is not told which tokens are a sample's"):
+        model(**text_batch([9, 4]))
+    model = t.OPTForCausalLM(
+        t.OPTConfig(vocab_size=300, hidden_size=48, num_hidden_layers=1, num_attention_heads=4, ffn_dim=64,
+                    max_position_embeddings=64, word_embed_proj_dim=48, dropout=0.0)
+    ).train()  # fmt: skip
+    rows = [{"input_ids": torch.full((1, n), 7), "labels": torch.full((1, n), 7)} for n in (9, 4)]
+    batch = padded(rows, "left")
+    expected = gradients(model, batch)
+    remove_padding(model)
+    with pytest.warns(UserWarning, match="a row begins with padding, and how `opt` then counts positions"):
+        check_equal(gradients(model, batch), expected)
 
 
 def test_a_call_that_raises_leaves_nothing_behind(text_model):
@@ -204,13 +243,31 @@ def test_a_call_that_raises_leaves_nothing_behind(text_model):
     remove_padding(text_model)
     layer = text_model.model.layers[1]
 
-    def fail(*_):
-        raise KeyError
+    for error in (KeyError, KeyboardInterrupt):
 
-    hook = layer.register_forward_pre_hook(fail)
-    with pytest.raises(KeyError):
-        text_model(**batch)
-    hook.remove()
-    check_equal(gradients(text_model, batch), expected)
-    text_model.eval()
-    text_model(**batch)
+        def fail(*_, error=error):
+            raise error
+
+        hook = layer.register_forward_pre_hook(fail)
+        with pytest.raises(error):
+            text_model(**batch)
+        hook.remove()
+        # Straight after it another kind of call, whose tokens stand elsewhere.
+        text_model.eval()
+        assert text_model(**text_batch([5, 3])).logits.shape == (2, 5, 300)
+        text_model.train()
+        check_equal(gradients(text_model, batch), expected)
+
+
+@pytest.mark.parametrize("before", ["eager", "sdpa"])
+def test_layers_of_a_padded_call_are_computed_again_as_before(before, text_model):
+    """With recomputation, whose second forward runs between calls."""
+    text_model.set_attn_implementation(before)
+    text_model.gradient_checkpointing_enable({"use_reentrant": False})
+    batch = text_batch([9, 4])
+    square = torch.ones(9, 9).tril().bool().expand(2, 1, 9, 9)
+    batch["attention_mask"] = square if before == "sdpa" else square.logical_not() * -1e9
+    expected = gradients(text_model, batch)
+    remove_padding(text_model)
+    with pytest.warns(UserWarning, match="the attention mask is not one of shape"):
+        check_equal(gradients(text_model, batch), expected)

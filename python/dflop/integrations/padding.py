@@ -13,24 +13,28 @@ Shape letters: B rows of a batch, T tokens of the longest of them, N real tokens
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dflop.models.backbone import TEXT_MODELS
 from dflop.models.packing import packed_attention
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Callable
 
 _PREFIX = "dflop_unpadded_"
 _NEEDS_OTHERS = ("softcap", "s_aux", "position_bias")
 """Arguments that change the scores of attention, which `packed_attention` does not know."""
 _KINDS_OF_LAYERS = frozenset(["full_attention", "sliding_attention"])
+_OF_EACH_LAYER = ("output_hidden_states", "output_attentions", "output_router_logits")
+"""Results with an entry a token or layer, which the model's own code reads in the padded shape."""
 
 
 class Unpadded:
@@ -45,17 +49,19 @@ class Unpadded:
         """See `remove_padding`."""
         self._decoder: Any = _decoder_of(model)
         config = self._decoder.config
-        self._names = list(inspect.signature(type(self._decoder).forward).parameters)[1:]
+        self._names = _names_of(self._decoder)
         self._window: int | None = (
             getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         )
-        # Where a call's rows are, from its begin to its end.
+        # Where a call's real tokens are, from its begin to its end.
         self._place: tuple[torch.Tensor, int, int] | None = None
+        self._has_attended = False
         self._told: set[str] = set()
         self.num_tokens = 0
         self.num_padded_tokens = 0
         self._before: str = config._attn_implementation
-        config._attn_implementation = self._register(self._before)
+        self._packed = self._register()
+        config._attn_implementation = self._packed
         self._hooks = [
             self._decoder.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._decoder.register_forward_hook(self._leave, always_call=True),
@@ -73,12 +79,13 @@ class Unpadded:
         """Tokens with padding over tokens without, of all calls: 1.5 is a third of the work for nothing."""
         return self.num_padded_tokens / max(1, self.num_tokens)
 
-    def _register(self, before: str) -> str:
-        """The name, for transformers, of attention that is packed where tokens are, else as before."""
-        # Eager attention is no entry of the registry: each model has its own. `sdpa` gives the same numbers.
-        usual = "sdpa" if before == "eager" else before
-        name = _PREFIX + usual
-        attend, mask = ALL_ATTENTION_FUNCTIONS[usual], ALL_MASK_ATTENTION_FUNCTIONS[usual]
+    def _register(self) -> str:
+        """The name, for transformers, of packed attention.
+
+        It is in force in packed calls, which make no mask, and between calls, when layers of an earlier one
+        are computed again. Other calls run under the name that was there before.
+        """
+        name = _PREFIX + self._before
 
         def attention(
             module: nn.Module,
@@ -88,52 +95,62 @@ class Unpadded:
             attention_mask: torch.Tensor | None = None,
             **options: Any,
         ) -> Any:
+            layer = type(module).__name__
             if options.get("segment_tokens") is None:
-                return attend(module, query, key, value, attention_mask, **options)
+                if self._place is not None:
+                    message = (
+                        f"`{layer}` is not told which tokens are a sample's: `remove_padding` cannot be used"
+                    )
+                    raise ValueError(message)
+                return self._attend_as_before(module, query, key, value, attention_mask, options)
             wrong = [name for name in _NEEDS_OTHERS if options.get(name) is not None]
             if wrong:
-                layer = type(module).__name__
-                message = f"`remove_padding` knows no attention with `{wrong[0]}`, which {layer} has"
+                message = f"`remove_padding` knows no attention with `{wrong[0]}`, which `{layer}` has"
                 raise ValueError(message)
+            self._has_attended = True
             return packed_attention(module, query, key, value, attention_mask, **options)
 
-        def mask_of(*args: Any, **options: Any) -> Any:
-            # Made once a call, before its layers: rows of real tokens need none.
-            return None if _UNPADDED_NOW else mask(*args, **options)
-
         AttentionInterface.register(name, attention)
-        AttentionMaskInterface.register(name, mask_of)
+        AttentionMaskInterface.register(name, _no_mask)
         return name
 
+    def _attend_as_before(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> Any:
+        """Layers of a call that was not packed, computed again in its backward."""
+        config = self._decoder.config
+        attend: Callable[..., Any]
+        if self._before == "eager":
+            attend = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+        else:
+            attend = ALL_ATTENTION_FUNCTIONS[self._before]
+        # Flash attention reads its own name there.
+        config._attn_implementation = self._before
+        try:
+            return attend(module, query, key, value, attention_mask, **options)
+        finally:
+            config._attn_implementation = self._packed
+
     def _enter(self, decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        # An interrupt may have ended the last call without `_leave`.
+        self._place, self._has_attended = None, False
         given = {**dict(zip(self._names, args, strict=False)), **given}
-        if not decoder.training or given.get("past_key_values") is not None:
+        lengths = self._lengths(decoder, given)
+        self._decoder.config._attn_implementation = self._before if lengths is None else self._packed
+        if lengths is None:
             return None
-        if given.get("output_hidden_states") or given.get("output_attentions"):
-            self._tell("hidden states or attention weights of each layer are asked for")
-            return None
-        mask = given.get("attention_mask")
-        if mask is None:
-            return None
-        if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
-            self._tell("the attention mask is not one of shape (batch, tokens)")
-            return None
+        mask: torch.Tensor = given["attention_mask"]
         batch, width = mask.shape
-        kept = mask.ne(0)
-        lengths: list[int] = kept.sum(dim=1).tolist()
-        if self._window is not None and max(lengths) > self._window:
-            self._tell(
-                f"a row has {max(lengths)} tokens, the layers attend within a window of {self._window}"
-            )
-            return None
         self.num_tokens += sum(lengths)
         self.num_padded_tokens += batch * width
-        if sum(lengths) in (0, batch * width):
-            return None
-        rows = kept.flatten().nonzero().squeeze(1)
-        self._place = (rows, batch, width)
-        _UNPADDED_NOW.append(self)
-        found = {name: _packed(value, rows, batch, width) for name, value in given.items()}
+        rows = mask.ne(0).flatten().nonzero().squeeze(1)
+        found = {name: _real(value, rows, batch, width) for name, value in given.items()}
         found["position_ids"] = _positions(given.get("position_ids"), rows, batch, width)
         found["attention_mask"] = None
         found["use_cache"] = False
@@ -142,17 +159,45 @@ class Unpadded:
         found["segment_tokens"] = lengths
         # Positions in a cache, which there is none of.
         found.pop("cache_position", None)
+        self._place = (rows, batch, width)
         return (), found
 
+    def _lengths(self, decoder: nn.Module, given: dict[str, Any]) -> list[int] | None:
+        """Real tokens of each row; None where the call is computed as without the line."""
+        mask = given.get("attention_mask")
+        if not decoder.training or mask is None:
+            return None
+        if given.get("past_key_values") is not None:
+            return self._tell("cache", "keys and values of earlier tokens are given (`past_key_values`)")
+        config = self._decoder.config
+        asked = [name for name in _OF_EACH_LAYER if given.get(name, getattr(config, name, False))]
+        if asked:
+            return self._tell("outputs", f"`{asked[0]}` is asked for")
+        if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            return self._tell("mask", "the attention mask is not one of shape (batch, tokens)")
+        kept = mask.ne(0)
+        lengths: list[int] = kept.sum(dim=1).tolist()
+        if sum(lengths) == 0:
+            return None
+        if self._window is not None and max(lengths) > self._window:
+            row = f"a row has {max(lengths)} tokens"
+            return self._tell("window", f"{row}, the layers attend within a window of {self._window}")
+        counts_as_known = given.get("position_ids") is not None or config.model_type in TEXT_MODELS
+        if not counts_as_known and not bool(kept[:, 0].all()):
+            how = f"how `{config.model_type}` then counts positions is not known"
+            return self._tell("positions", f"a row begins with padding, and {how}")
+        return lengths
+
     def _leave(self, _decoder: nn.Module, _args: Any, output: Any) -> Any:
-        if self._place is None:
+        place, self._place = self._place, None
+        self._decoder.config._attn_implementation = self._packed
+        if place is None or output is None:
+            # As without the line, or the call raised.
             return None
-        rows, batch, width = self._place
-        self._place = None
-        _UNPADDED_NOW.pop()
-        if output is None:
-            # The call raised.
-            return None
+        if not self._has_attended:
+            message = "no layer took its attention by name: `remove_padding` cannot be used with this model"
+            raise ValueError(message)
+        rows, batch, width = place
         hidden = output[0]
         whole = hidden.new_zeros(batch * width, hidden.shape[-1]).index_copy(0, rows, hidden[0])
         whole = whole.view(batch, width, -1)
@@ -161,25 +206,20 @@ class Unpadded:
         output.last_hidden_state = whole
         return output
 
-    def _tell(self, why: str) -> None:
-        """Says once a reason that a batch is computed with its padding."""
-        reason = why.split(",")[0] if self._window is not None else why
-        if reason not in self._told:
-            self._told.add(reason)
+    def _tell(self, kind: str, why: str) -> None:
+        """Says why a batch is computed with its padding, once a kind of reason."""
+        if kind not in self._told:
+            self._told.add(kind)
             warnings.warn(f"`remove_padding`: padding is computed, because {why}", stacklevel=2)
-
-
-_UNPADDED_NOW: list[Unpadded] = []
-"""Whose call is under way; at most one, as backbones do not call each other."""
 
 
 def remove_padding(model: nn.Module) -> Unpadded:
     """Lets the layers of a model's LLM backbone compute real tokens alone, where batches are padded.
 
-    Loss and gradients are those of the padded batch, to rounding. What is saved is what the padding took:
-    with four samples of mixed lengths in a microbatch, a third of the work of the layers. Embedding, head
-    and encoder run as before. Call it before or after the model is wrapped in DDP or `fully_shard`, on every
-    rank.
+    Loss and gradients are those of the padded batch, to rounding, where no label is predicted from padding:
+    with padding on the left, a row's first token has none. What is saved is what the padding took: with four
+    samples of mixed lengths in a microbatch, a third of the work of the layers. Embedding, head and encoder
+    run as before. Call it before or after the model is wrapped in DDP or `fully_shard`, on every rank.
 
     Args:
         model: of transformers, with a causal LLM backbone whose attention is chosen by name (`get_decoder`);
@@ -189,12 +229,21 @@ def remove_padding(model: nn.Module) -> Unpadded:
         A handle: it counts tokens with and without padding, and takes the line back.
 
     Raises:
-        ValueError: the model has no such backbone, or the line is there already.
+        ValueError: the model has no such backbone, or the line is there already. In the first step: its
+            layers do not hand on which tokens are a sample's.
     """
     return Unpadded(model)
 
 
+def _names_of(decoder: Any) -> list[str]:
+    """Arguments of a backbone, in order."""
+    return list(inspect.signature(type(decoder).forward).parameters)[1:]
+
+
 def _decoder_of(model: Any) -> Any:
+    if isinstance(model, nn.DataParallel):
+        message = "`DataParallel` runs one model in several threads: start a process a device instead"
+        raise ValueError(message)
     model = getattr(model, "module", model)
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     config = getattr(decoder, "config", None)
@@ -202,20 +251,39 @@ def _decoder_of(model: Any) -> Any:
         message = f"`{type(model).__name__}` has no LLM backbone with layers that `get_decoder` finds"
         raise ValueError(message)
     name = type(decoder).__name__
-    if not getattr(decoder, "_supports_attention_backend", False):
-        message = f"`{name}` does not take attention by name, which real tokens alone need"
-        raise ValueError(message)
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - _KINDS_OF_LAYERS)
-    if others:
-        message = f"`{name}` has layers of kind `{others[0]}`, must be of {sorted(_KINDS_OF_LAYERS)}"
-        raise ValueError(message)
     if str(config._attn_implementation).startswith(_PREFIX):
         message = f"`{name}` computes no padding already: call `remove_padding` once"
+        raise ValueError(message)
+    wrong = _reason_against(decoder, config)
+    if wrong is not None:
+        message = f"`remove_padding` cannot be used with `{name}`: {wrong}"
         raise ValueError(message)
     return decoder
 
 
-def _packed(value: Any, rows: torch.Tensor, batch: int, width: int) -> Any:
+def _reason_against(decoder: Any, config: Any) -> str | None:
+    names = _names_of(decoder)
+    if not getattr(decoder, "_supports_attention_backend", False):
+        return "it does not take attention by name"
+    if getattr(config, "is_encoder_decoder", False) or "encoder_hidden_states" in names:
+        return "its layers also attend to an encoder"
+    if "position_ids" not in names or "attention_mask" not in names:
+        return "it takes no `position_ids` or no `attention_mask`"
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _KINDS_OF_LAYERS)
+    if others:
+        return f"it has layers of kind `{others[0]}`, must be of {sorted(_KINDS_OF_LAYERS)}"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "its attention has soft caps (`attn_logit_softcapping`)"
+    if any(name.endswith("sinks") for name, _ in decoder.named_parameters()):
+        return "its attention has sinks"
+    return None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _real(value: Any, rows: torch.Tensor, batch: int, width: int) -> Any:
     """The real tokens of what has an entry a token: [1, N, ...]; anything else as it is."""
     if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == (batch, width):
         return value.flatten(0, 1)[rows.to(value.device)][None]
