@@ -46,14 +46,16 @@ from pathlib import Path
 from typing import Any
 
 from forked import run_forked
-from student import STUDENT
+from ratio import ratio_of
 
 NUM_RANKS, BATCH_SIZE, SEED = 2, 4, 11
 OTHERS = ("arrival", "grouped", "rebalanced", "packed")
 OURS = ("line", "both")
 OF_PADDED = ("arrival", "grouped", "rebalanced")
 OURS_OF_PADDED = ("line", "arrival-unpadded", "line-unpadded")
-BEST = {"ddp": "line", "fsdp2": "both"}
+# The arm that the ratio of a layout is of.
+CHOSEN = {"ddp": "line", "fsdp2": "both"}
+CHOSEN_OF_PADDED = {"ddp": "line-unpadded"}
 VOCABULARY, IMAGE_TOKEN, TILE, TOKENS_PER_TILE = 512, 511, 112, 16
 
 
@@ -370,16 +372,6 @@ def launch(asked: argparse.Namespace, sizes: Any, costs: Any) -> list[dict[str, 
         return json.loads(out.read_text())
 
 
-def ratio_of(theirs: list[float], ours: list[float]) -> tuple[float, float, float]:
-    """Ratio of the geometric means and its 95 % interval, over paired rounds."""
-    logs = [math.log(a / b) for a, b in zip(theirs, ours, strict=True)]
-    mean = statistics.fmean(logs)
-    freedom = len(logs) - 1
-    student = next((t for n, t in STUDENT.items() if n >= freedom), 1.96)
-    half = student * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
-
-
 def simulated(count: int = 4096, num_ranks: int = 64) -> dict[str, float]:
     """Time of an epoch over the work bound, by arm, where ranks meet once a step: costs alone."""
     sizes = draw_sizes(count, SEED)
@@ -395,12 +387,12 @@ def simulated(count: int = 4096, num_ranks: int = 64) -> dict[str, float]:
 
 
 def summarise(
-    rows: list[dict[str, Any]], layouts: list[str], others: tuple[str, ...], ours: tuple[str, ...]
+    rows: list[dict[str, Any]], chosen: dict[str, str], others: tuple[str, ...], ours: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The contract's numbers and the table."""
+    """The numbers and the table; `chosen` names the arm of each layout whose ratio stands above the table."""
     result: dict[str, Any] = {"arms": []}
     gap = 0.0
-    for layout in layouts:
+    for layout in chosen:
         seconds = {
             arm: [row["seconds"] for row in rows if (row["layout"], row["arm"]) == (layout, arm)]
             for arm in (*others, *ours)
@@ -419,7 +411,7 @@ def summarise(
                     "rounds": seconds[arm],
                 }
             )
-            if arm == (BEST[layout] if ours == OURS else ours[-1]):
+            if arm == chosen[layout]:
                 result[f"{layout}_best_other"] = best
                 result[f"{layout}_ratio"], result[f"{layout}_ratio_low"] = ratio, low
         arrival = next(row["losses"] for row in rows if (row["layout"], row["arm"]) == (layout, "arrival"))
@@ -444,12 +436,13 @@ def main() -> int:
     parser.add_argument("--layouts", type=lambda text: text.split(","), default=["ddp", "fsdp2"])
     parser.add_argument("--padded", action="store_true", help="rows that are padded, under DDP")
     asked = parser.parse_args()
-    if asked.rounds < 2 or not set(asked.layouts) <= set(BEST):
-        parser.error(f"at least 2 rounds, and layouts of {', '.join(BEST)}")
-    others, ours = (OF_PADDED, OURS_OF_PADDED) if asked.padded else (OTHERS, OURS)
-    asked.arms = (*others, *ours)
+    if asked.rounds < 2 or not set(asked.layouts) <= set(CHOSEN):
+        parser.error(f"at least 2 rounds, and layouts of {', '.join(CHOSEN)}")
     if asked.padded:
-        asked.layouts = ["ddp"]
+        others, ours, chosen = OF_PADDED, OURS_OF_PADDED, CHOSEN_OF_PADDED
+    else:
+        others, ours, chosen = OTHERS, OURS, {layout: CHOSEN[layout] for layout in asked.layouts}
+    asked.arms, asked.layouts = (*others, *ours), list(chosen)
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -474,7 +467,7 @@ def main() -> int:
         "encoder_share": sum(e for e, _ in costs) / sum(e + llm for e, llm in costs),
         "is_padded": asked.padded,
         "padding_ratio": next((row["padding_ratio"] for row in rows if "padding_ratio" in row), None),
-        **summarise(rows, asked.layouts, others, ours),
+        **summarise(rows, chosen, others, ours),
         "simulated_ratio": min(epochs[arm] for arm in OTHERS) / epochs["line"],
         "simulated_over_bound": epochs,
     }

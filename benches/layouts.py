@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import rehearsed
-from adopt import ratio_of
 from collect import origin
+from ratio import ratio_of
 
 SEED = 17
 DEGREES = {"tensor_parallel_degree": 1, "pipeline_parallel_degree": 1}

@@ -42,9 +42,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import hugging
-from adopt import ratio_of
 from collect import origin
 from curves import tokens_of
+from ratio import ratio_of
 from small import dflop, lines, prepare
 
 SEED, FRAMES = 5, 4

@@ -138,7 +138,10 @@ def losses_of(trainer):
 
 @pytest.mark.parametrize("takes_items", [True, False])
 def test_transformers_trainer(takes_items, samples, tmp_path, quiet):
-    """Models that divide by `num_items_in_batch` themselves, and those that do not (as Qwen2.5-VL); here without padding, too."""
+    """Models that divide by `num_items_in_batch` themselves, and those that do not (as Qwen2.5-VL).
+
+    The second kind also trains without padding.
+    """
     from transformers import Trainer
 
     from dflop.integrations import remove_padding

@@ -1,7 +1,8 @@
-"""`remove_padding`: loss and gradients are those of the padded batch, whatever the family; padding is not computed."""
+"""`remove_padding` computes no padding, and leaves loss and gradients what they are with the padded batch, in each family."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -126,6 +127,20 @@ def test_a_sample_never_sees_another(text_model):
     found = text_model(**batch).logits[1, :4]
     torch.testing.assert_close(text_model(**other).logits[1, :4], found, rtol=0, atol=0)
     torch.testing.assert_close(text_model(**alone).logits[0], found)
+
+
+def test_two_models_of_a_process_keep_their_own(text_model):
+    """As a policy and its reward model."""
+    other = copy.deepcopy(text_model)
+    batch = text_batch([9, 4])
+    expected = gradients(text_model, batch)
+    first, second = remove_padding(text_model), remove_padding(other)
+    check_equal(gradients(text_model, batch), expected)
+    assert (first.num_tokens, second.num_tokens) == (13, 0)
+    check_equal(gradients(other, batch), expected)
+    first.remove()
+    check_equal(gradients(other, batch), expected)
+    assert (first.num_tokens, second.num_tokens) == (13, 26)
 
 
 def test_evaluation_and_generation_are_as_before(text_model):

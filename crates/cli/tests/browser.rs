@@ -1,7 +1,7 @@
 //! The page in a headless Chromium: nothing goes wrong, nothing leaves it, and what can be moved moves.
 //!
-//! Any Chromium of the machine will do; where there is none the tests say so and pass. `CHROMIUM` names one that must be there, as
-//! CI does. It is spoken to over a pipe, in the `DevTools` protocol. `SCREENSHOTS=DIR` keeps pictures to look at.
+//! Any Chromium of the machine will do. Where there is none, the tests say so and pass. Where `CHROMIUM` names one, as in CI, that
+//! one must run. The tests speak to it over a pipe, in the `DevTools` protocol. `SCREENSHOTS=DIR` keeps pictures to look at.
 
 use crate::from_run::{train, with_run};
 use crate::watch::Server;

@@ -101,7 +101,7 @@ fn an_importer_finds_nothing_to_complain_of() {
         }
     }
     assert_eq!(tracks.len(), 4);
-    // A number that stands twice, or is that of a process, is to Perfetto the same track.
+    // Perfetto takes two tracks of the same number for one, and a track with the number of a process for that process.
     let numbers: BTreeSet<u64> = tracks.keys().flat_map(|&(pid, tid)| [pid, tid]).collect();
     assert_eq!(numbers, (1..=6).collect());
     for (track, mut slices) in tracks {

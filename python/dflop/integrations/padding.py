@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PREFIX = "dflop_unpadded_"
+_NUMBERS = count()
 _NEEDS_OTHERS = ("softcap", "s_aux", "position_bias")
 """Arguments that change the scores of attention, which `packed_attention` does not know."""
 _KINDS_OF_LAYERS = frozenset(["full_attention", "sliding_attention"])
@@ -85,7 +86,8 @@ class Unpadded:
         It is in force in packed calls, which make no mask, and between calls, when layers of an earlier one
         are computed again. Other calls run under the name that was there before.
         """
-        name = _PREFIX + self._before
+        # One for each model: its attention is that of this handle.
+        name = f"{_PREFIX}{next(_NUMBERS)}_{self._before}"
 
         def attention(
             module: nn.Module,
@@ -127,7 +129,8 @@ class Unpadded:
         config = self._decoder.config
         attend: Callable[..., Any]
         if self._before == "eager":
-            attend = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+            # No entry of the registry: each model's module has its own.
+            attend = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
         else:
             attend = ALL_ATTENTION_FUNCTIONS[self._before]
         # Flash attention reads its own name there.

@@ -36,9 +36,9 @@ pub(super) fn run(arguments: &args::Advise) -> Result<(), Failure> {
     let all = survey.mixture.simulate(inputs.ranks, arguments.seed)?;
     let advised = Advised::new(&survey, &all, &inputs, arguments);
     if arguments.json {
-        outln!("{}", advised.as_json(&survey, &model, &all, inputs.trained));
+        outln!("{}", advised.as_json(&survey, &model, &all));
     } else {
-        advised.print(&survey, &model, &all, inputs.trained);
+        advised.print(&survey, &model, &all);
     }
     if survey.num_extrapolated > 0 {
         talk!("note: {} outside the sizes that were measured", counted(survey.num_extrapolated, "sample"));
@@ -52,6 +52,7 @@ pub(super) fn run(arguments: &args::Advise) -> Result<(), Failure> {
 /// The answer.
 struct Advised {
     ranks: Setup,
+    trained: Trained,
     gains: Gains,
     advice: Advice,
     /// Whether the second line would pay, but for the family.
@@ -91,6 +92,7 @@ impl Advised {
         };
         Self {
             ranks,
+            trained: inputs.trained,
             gains,
             advice,
             lacks_family,
@@ -103,8 +105,8 @@ impl Advised {
         }
     }
 
-    fn print(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated], trained: Trained) {
-        for line in mixture_lines(survey, model, trained) {
+    fn print(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated]) {
+        for line in mixture_lines(survey, model, self.trained) {
             outln!("{line}");
         }
         let Setup { num_ranks, batch_size, accumulation, meets } = self.ranks;
@@ -207,7 +209,7 @@ impl Advised {
         )
     }
 
-    fn as_json(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated], trained: Trained) -> Value {
+    fn as_json(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated]) -> Value {
         let Setup { num_ranks, batch_size, accumulation, meets } = self.ranks;
         let ways: Vec<Value> = all
             .iter()
@@ -228,7 +230,7 @@ impl Advised {
             "encoder_share": survey.encoder_share(),
             "is_simulated": true,
             "is_estimated": model.is_estimated,
-            "trained": trained,
+            "trained": self.trained,
             "num_ranks": num_ranks,
             "batch_size": batch_size,
             "accumulation": accumulation,

@@ -305,7 +305,8 @@ fn as_json(outcome: &Outcome, hint: Option<&str>, inputs: &Inputs, seconds: f64)
     })
 }
 
-/// Operations of a mean sample, forward and backward, where `trained` trains: those that a run's own MFU counts.
+/// Floating point operations of forward and backward of a mean sample, counted as the MFU of a run counts them. Parts that `trained`
+/// leaves out are frozen.
 fn useful_operations(architecture: &Architecture, data: &DataProfile, trained: Trained) -> f64 {
     let all = MicrobatchShape::pack(data.samples.iter().map(|sample| &sample.shape));
     architecture.training_flops_of(&all, &trained) as f64 / data.samples.len().max(1) as f64
