@@ -211,13 +211,9 @@ fn a_sweep_is_a_table_and_a_figure() {
 #[test]
 fn adapters_are_planned_without_a_device() {
     let session = session(&format!("{CONFIG}train: {{recipe: full}}\n"));
+    let quick = ["--sampled-batches", "1", "--only", "zero=0,llm.tp=1,llm.pp=4,encoder.tp=1,recompute=none"];
     let planned = |session: &Session| {
-        let said = session.dflop(&[
-            "plan",
-            "--json",
-            "--only",
-            "zero=0,llm.tp=1,llm.pp=4,encoder.tp=1,recompute=none",
-        ]);
+        let said = session.dflop(&[&["plan", "--json"][..], &quick].concat());
         assert!(said.contains("status: 0"), "{said}");
         (json(&said), said)
     };
@@ -238,10 +234,12 @@ fn adapters_are_planned_without_a_device() {
         assert!(of(&adapted, less) < of(&full, less), "{less}: {adapted}");
     }
     assert_eq!(adapted["is_estimated"], true);
-    for command in
-        [&["plan", "--compare"][..], &["simulate", "--steps", "1"], &["advise", "data_profile.parquet"]]
-    {
-        let said = session.dflop(command);
+    for command in [
+        [&["plan", "--compare"][..], &quick].concat(),
+        vec!["simulate", "--steps", "1"],
+        vec!["advise", "data_profile.parquet"],
+    ] {
+        let said = session.dflop(&command);
         assert!(said.contains("status: 0"), "{said}");
     }
     session.edit("dflop.yaml", |text| text.replace("recipe: lora", "recipe: lora, lora_rank: 8"));
@@ -252,6 +250,6 @@ fn adapters_are_planned_without_a_device() {
     assert!(planned(&session).1.contains("without adapters of rank 8"));
     // A recipe that is only tried is estimated for it.
     session.edit("dflop.yaml", |text| text.replace("recipe: lora", "recipe: full"));
-    let said = session.dflop(&["simulate", "--set", "train.recipe=full,lora"]);
+    let said = session.dflop(&["simulate", "--set", "train.recipe=full,lora", "--steps", "1"]);
     assert!(said.contains("status: 0"), "{said}");
 }

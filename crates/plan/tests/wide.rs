@@ -53,7 +53,7 @@ fn kinds_of_plans(num_ranks: u32, seed: u64, budget: Option<u64>) -> [bool; 4] {
 #[test]
 fn the_quick_search_finds_every_layout_that_training_runs() {
     // A rank with less memory than a whole LLM backbone takes must share it.
-    let kinds = [(4, 1, None), (5, 4, Some(140 << 20)), (6, 3, Some(110 << 20)), (8, 6, Some(110 << 20))];
+    let kinds = [(4, 1, None), (5, 4, Some(140 << 20)), (6, 3, Some(110 << 20))];
     let kinds = kinds.map(|(num_ranks, seed, budget)| kinds_of_plans(num_ranks, seed, budget));
     assert_eq!([0, 1, 2, 3].map(|at| kinds.iter().any(|of| of[at])), [true; 4]);
 }
@@ -61,8 +61,10 @@ fn the_quick_search_finds_every_layout_that_training_runs() {
 /// The same on more ranks: some minutes.
 #[test]
 #[ignore = "minutes: thousands of candidates are judged"]
-fn the_quick_search_loses_no_more_on_twelve_and_sixteen_ranks() {
-    for (num_ranks, seed, budget) in [(12, 7, Some(110 << 20)), (12, 8, None), (16, 9, Some(140 << 20))] {
+fn the_quick_search_loses_no_more_on_eight_to_sixteen_ranks() {
+    for (num_ranks, seed, budget) in
+        [(8, 6, Some(110 << 20)), (12, 7, Some(110 << 20)), (12, 8, None), (16, 9, Some(140 << 20))]
+    {
         _ = kinds_of_plans(num_ranks, seed, budget);
     }
 }
