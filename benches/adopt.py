@@ -20,6 +20,7 @@ alone hangs the trainer; so that the others run at all they get our guard agains
 With `--padded` rows are padded, as collators of transformers make them, and the arms under DDP are
 
     arrival, grouped, rebalanced, line      as above
+    line-padded                             the first line, told of it: `is_padded=True`
     arrival-unpadded, line-unpadded         with `remove_padding`: the LLM's layers compute real tokens alone
 
 and the ratio is that of the fastest of the first three to `line-unpadded`.
@@ -52,7 +53,7 @@ NUM_RANKS, BATCH_SIZE, SEED = 2, 4, 11
 OTHERS = ("arrival", "grouped", "rebalanced", "packed")
 OURS = ("line", "both")
 OF_PADDED = ("arrival", "grouped", "rebalanced")
-OURS_OF_PADDED = ("line", "arrival-unpadded", "line-unpadded")
+OURS_OF_PADDED = ("line", "line-padded", "arrival-unpadded", "line-unpadded")
 # The arm that the ratio of a layout is of.
 CHOSEN = {"ddp": "line", "fsdp2": "both"}
 CHOSEN_OF_PADDED = {"ddp": "line-unpadded"}
@@ -95,10 +96,12 @@ def batches_of(
             [step[rank * len(step) // num_ranks : (rank + 1) * len(step) // num_ranks] for step in steps]
             for rank in range(num_ranks)
         ]
-    if arm in ("line", "both"):
+    if arm in ("line", "line-padded", "both"):
         mine = [(0, llm) for _, llm in costs] if arm == "both" else costs
         ranks = [
-            BalancedBatchSampler(mine, BATCH_SIZE, num_ranks, rank, seed=SEED, meets=meets)  # type: ignore[arg-type]
+            BalancedBatchSampler(
+                mine, BATCH_SIZE, num_ranks, rank, seed=SEED, meets=meets, is_padded=arm == "line-padded"
+            )  # type: ignore[arg-type]
             for rank in range(num_ranks)
         ]
         return [list(sampler) for sampler in ranks]

@@ -114,6 +114,23 @@ def test_a_place_that_is_none_is_refused(change, message):
         sampler.load_state_dict({"step": 3})
 
 
+def test_padding_is_part_of_a_state_inside_a_global_batch():
+    """Padded and unpadded buckets differ; states from before there was padding are of unpadded ones."""
+    shapes = costs(64, seed=4)
+    plain, padded = (
+        BalancedBatchSampler(shapes, 4, num_buckets=4, is_padded=is_padded) for is_padded in (False, True)
+    )
+    next(iter(plain))
+    next(iter(padded))
+    state = plain.state_dict()
+    with pytest.raises(ValueError, match="balanced with `is_padded` 0, this sampler has 1"):
+        padded.load_state_dict(state)
+    old = {name: value for name, value in state.items() if name != "is_padded"}
+    plain.load_state_dict(old)
+    with pytest.raises(ValueError, match="`is_padded` 0"):
+        padded.load_state_dict(old)
+
+
 def test_other_costs_are_refused_inside_a_global_batch():
     """They would repeat and lose samples in silence; between global batches they are welcome."""
     old, new = costs(80, 6), costs(80, 7)

@@ -59,6 +59,27 @@ def test_a_window_is_balanced_as_the_sampler_does_it():
     assert [[row[0] for row in batch] for batch in stream(rows)] == list(sampler)
 
 
+def test_a_padded_window_is_that_of_the_sampler():
+    """And a state of it goes on with padded rows alone; older states knew none."""
+    rows = samples(64)
+    sampler = BalancedBatchSampler(
+        [cost(row) for row in rows], 4, num_buckets=4, shuffle=False, num_replicas=2, is_padded=True
+    )
+    padded = stream(rows, is_padded=True)
+    batches = iter(padded)
+    first = next(batches)
+    state = padded.state_dict()
+    assert [[row[0] for row in batch] for batch in [first, *batches]] == list(sampler)
+    with pytest.raises(ValueError, match="has `is_padded` 1, this stream 0"):
+        stream(rows).load_state_dict(state)
+    plain = stream(rows)
+    next(iter(plain))
+    old = {name: value for name, value in plain.state_dict().items() if name != "is_padded"}
+    stream(rows).load_state_dict(old)
+    with pytest.raises(ValueError, match="has `is_padded` 0, this stream 1"):
+        padded.load_state_dict(old)
+
+
 def test_the_window_is_bounded():
     """One global batch and as many samples ahead as it has buckets: an endless stream begins at once."""
     read = []

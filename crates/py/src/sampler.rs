@@ -174,12 +174,21 @@ impl SampleCosts {
     }
 }
 
-/// How a global batch is cut, as Python gives it: buckets, microbatches of a rank, `meets`, caps, seed.
-type GivenCut<'a> = (u32, u32, &'a str, Option<u64>, Option<u64>, u64);
+/// How a global batch is cut, as Python gives it: buckets, microbatches of a rank, `meets`, caps, seed, whether rows are padded.
+type GivenCut<'a> = (u32, u32, &'a str, Option<u64>, Option<u64>, u64, bool);
 
-fn cut((num_buckets, num_microbatches, meets, bytes, tokens, seed): GivenCut<'_>) -> PyResult<Cut> {
+fn cut(given: GivenCut<'_>) -> PyResult<Cut> {
+    let (num_buckets, num_microbatches, meets, bytes, tokens, seed, is_padded) = given;
     let meets = self::meets(meets)?;
-    Ok(Cut { num_buckets, meets, num_microbatches, bucket_bytes_max: bytes, bucket_tokens_max: tokens, seed })
+    Ok(Cut {
+        num_buckets,
+        meets,
+        num_microbatches,
+        bucket_bytes_max: bytes,
+        bucket_tokens_max: tokens,
+        seed,
+        is_padded,
+    })
 }
 
 #[pymethods]

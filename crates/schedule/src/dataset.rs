@@ -5,6 +5,7 @@ use crate::error::BalanceError;
 use crate::limits::Limits;
 use crate::meets::{Meets, NEAR, schedule_for};
 use crate::packing::{filled, fitting};
+use crate::padded::{fitting_padded, padded};
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
@@ -40,6 +41,8 @@ pub struct Cut {
     pub bucket_tokens_max: Option<u64>,
     /// Of ties and exchanges.
     pub seed: u64,
+    /// Whether the rows of a bucket are padded to its longest sample.
+    pub is_padded: bool,
 }
 
 impl Cut {
@@ -89,8 +92,12 @@ impl DatasetCosts {
     pub fn check(&self, cut: &Cut, num_samples: usize) -> Result<(), BalanceError> {
         let Costs { encoder_ns, llm_ns, bytes, tokens } = &self.columns;
         cut.limits(num_samples).check(&self.columns)?;
-        let both =
-            encoder_ns.iter().zip(llm_ns).map(|(encoder, llm)| u128::from(*encoder) + u128::from(*llm));
+        // Padded, any sample may take as long as the longest.
+        let longest = llm_ns.iter().copied().max().filter(|_| cut.is_padded).unwrap_or(0);
+        let both = encoder_ns
+            .iter()
+            .zip(llm_ns)
+            .map(|(encoder, llm)| u128::from(*encoder) + u128::from((*llm).max(longest)));
         check_largest("encoder_ns + llm_ns", both, num_samples)?;
         for (column, values) in [("bytes", bytes), ("tokens", tokens)] {
             check_largest(
@@ -105,11 +112,22 @@ impl DatasetCosts {
     /// The samples of each bucket of the global batch of `samples`, none of them empty where there are samples enough.
     ///
     /// Bucket `b` is the microbatch `b / num_ranks` of rank `b % num_ranks`. In a pipeline and in phases the heaviest come first.
+    /// Where rows are padded, each bucket counts as [`padded`] says, and its caps hold for the padded rows.
     ///
     /// # Errors
     /// As [`schedule_for`].
     pub fn buckets(&self, samples: &[u32], cut: &Cut) -> Result<Vec<Vec<u32>>, BalanceError> {
         let costs = self.gather(samples);
+        let of_dataset = |mut buckets: Vec<Vec<u32>>| {
+            for sample in buckets.iter_mut().flatten() {
+                *sample = samples[*sample as usize];
+            }
+            buckets
+        };
+        if cut.is_padded {
+            let bucket = padded(&costs, &cut.limits(samples.len()), cut.meets, cut.num_microbatches)?;
+            return Ok(of_dataset(filled(&costs, &bucket, cut.num_buckets)));
+        }
         let near = if cut.meets == Meets::Pipeline { 0 } else { NEAR };
         let limits = cut.limits(samples.len());
         let found = schedule_for(&costs, &limits, cut.meets, cut.num_microbatches, near, &|| false)?;
@@ -118,10 +136,7 @@ impl DatasetCosts {
             let cost = |&at: &u32| costs.encoder_ns[at as usize] + costs.llm_ns[at as usize];
             buckets.sort_by_cached_key(|bucket| std::cmp::Reverse(bucket.iter().map(cost).sum::<u64>()));
         }
-        for sample in buckets.iter_mut().flatten() {
-            *sample = samples[*sample as usize];
-        }
-        Ok(buckets)
+        Ok(of_dataset(buckets))
     }
 
     /// How many of the first of `samples` fit one global batch under the caps of `cut`.
@@ -129,7 +144,8 @@ impl DatasetCosts {
     /// # Errors
     /// As [`fitting`].
     pub fn fitting(&self, samples: &[u32], cut: &Cut) -> Result<usize, BalanceError> {
-        fitting(&self.gather(samples), &cut.limits(samples.len()))
+        let way = if cut.is_padded { fitting_padded } else { fitting };
+        way(&self.gather(samples), &cut.limits(samples.len()))
     }
 
     /// SHA-256 over all columns, in hexadecimal: equal for equal costs alone.
@@ -221,7 +237,15 @@ mod tests {
 
     fn cut(num_buckets: u32, meets: Meets) -> Cut {
         let (bucket_bytes_max, bucket_tokens_max) = (None, None);
-        Cut { num_buckets, meets, num_microbatches: 1, bucket_bytes_max, bucket_tokens_max, seed: 0 }
+        Cut {
+            num_buckets,
+            meets,
+            num_microbatches: 1,
+            bucket_bytes_max,
+            bucket_tokens_max,
+            seed: 0,
+            is_padded: false,
+        }
     }
 
     fn dataset(encoder_ns: &[u64], llm_ns: &[u64]) -> DatasetCosts {

@@ -59,6 +59,7 @@ mod limits;
 mod meets;
 mod ordering;
 mod packing;
+mod padded;
 mod random;
 mod refine;
 mod sorted_batch;
@@ -76,6 +77,7 @@ pub use limits::{EXACT_WORK, Limits};
 pub use meets::{Meets, NEAR, ParseMeetsError, schedule_for};
 pub use ordering::{order_microbatches, order_microbatches_from, small_ends};
 pub use packing::{fewest_buckets, filled, fitting};
+pub use padded::{fitting_padded, padded, padded_loads};
 pub use uneven::{Slowness, uneven};
 
 use buckets::Buckets;

@@ -7,3 +7,4 @@ mod examples;
 mod invariants;
 mod meets;
 mod oracle;
+mod padded;

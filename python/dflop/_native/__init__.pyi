@@ -192,7 +192,8 @@ class SampleCosts:
     """What the samples of a dataset cost, frozen; `dflop.costs` makes it.
 
     Chunks are the bytes of whole rows, in the machine's order; the code is a letter of `struct`: `d`, `f`,
-    or an integer. A cut is (buckets, microbatches of a rank, `meets`, most bytes, most tokens, seed).
+    or an integer. A cut is (buckets, microbatches of a rank, `meets`, most bytes, most tokens, seed,
+    whether rows are padded).
     ScheduleError for an entry that is not a number, is negative, or is larger than the search can add up.
     """
 
@@ -248,7 +249,7 @@ class SampleCosts:
     def fitting(self, samples: Sequence[int], cut: _Cut) -> int:
         """How many of the first of `samples` fit one global batch under its caps."""
 
-_Cut = tuple[int, int, str, int | None, int | None, int]
+_Cut = tuple[int, int, str, int | None, int | None, int, bool]
 
 @final
 class GlobalBatches:

@@ -32,6 +32,10 @@ class BalancedBatchSampler:
     same samples as the shuffled order gives it. So balancing changes no batch statistics, only which
     replica computes what.
 
+    Where a collation pads, say `is_padded=True`: a bucket then holds samples of like length, more of them where
+    they are short. Without it buckets are even in real tokens, and a bucket of one long and many short samples
+    takes longest.
+
     With `max_tokens` (or `max_bytes`) no bucket ever holds more. Beside a `batch_size` that is a cap: a
     global batch that cannot keep it is an error. Without a `batch_size` each global batch takes as many
     samples of the order as fit, so that their number varies.
@@ -82,6 +86,7 @@ class BalancedBatchSampler:
         num_samples: int | None = None,
         giant_llm_cost: float | None = None,
         giant_steps_max: int = 7,
+        is_padded: bool = False,
     ) -> None:
         """Reads the costs; balances nothing yet.
 
@@ -105,6 +110,10 @@ class BalancedBatchSampler:
             giant_llm_cost: Samples whose LLM cost (as given; `llm_tokens` for shapes and profiles) is above
                 this are giants, which wait for each other; None: no sample is a giant.
             giant_steps_max: The most global batches that a giant may be late.
+            is_padded: Whether your collation pads the rows of a batch to its longest sample, and the model
+                computes the padding. Then LLM work of a bucket is its number of samples times its largest
+                LLM cost, and `max_tokens` and `max_bytes` hold for padded rows. Leave it out where batches are
+                packed, or where `dflop.integrations.remove_padding` takes the padding away.
 
         Raises:
             ValueError: A number or entry that breaks one of the rules above, a sample over a cap, costs too
@@ -112,7 +121,7 @@ class BalancedBatchSampler:
             FileNotFoundError: There is no such profile.
             ArtifactError: The file is not a data profile, or one whose rows have no position in a dataset.
         """
-        split = Split.checked(num_replicas, rank, num_buckets, meets, seed)
+        split = Split.checked(num_replicas, rank, num_buckets, meets, seed, is_padded)
         giant_steps_max = whole_number("giant_steps_max", giant_steps_max, 0, 2**32 - 1)
         max_tokens = None if max_tokens is None else whole_number("max_tokens", max_tokens, 1, 2**53)
         max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1, 2**53)
@@ -279,7 +288,7 @@ class BalancedBatchSampler:
             drop_last=drop_last and size is not None,
         )
 
-    def _cut(self, num_replicas: int) -> tuple[int, int, str, int | None, int | None, int]:
+    def _cut(self, num_replicas: int) -> tuple[int, int, str, int | None, int | None, int, bool]:
         return self._split.cut(num_replicas, *self._caps)
 
     def _samples(self, position: EpochPosition) -> list[int]:
@@ -354,6 +363,7 @@ class BalancedBatchSampler:
             "meets": self._split.meets,
             "max_tokens": max_tokens or 0,
             "max_bytes": max_bytes or 0,
+            "is_padded": int(self._split.is_padded),
         }
 
     def _state(self, position: EpochPosition) -> dict[str, int | str]:
@@ -403,11 +413,13 @@ class BalancedBatchSampler:
         """The replicas a begun global batch was balanced for; ValueError where its rest would be another."""
         self._split.check_rest(taken)
         inside = self._inside()
-        if "costs" not in state and self._split.meets == "pipeline" and self._caps == (None, None):
+        is_plain = self._split.meets == "pipeline" and self._caps == (None, None)
+        if "costs" not in state and is_plain and not self._split.is_padded:
             # The first version knew this objective alone, and no digest.
             return self._split.num_replicas
         for name, mine in inside.items():
-            theirs = state.get(name)
+            # States before there was `is_padded` knew no padding.
+            theirs = state.get(name, 0 if name == "is_padded" else None)
             if theirs != mine:
                 message = (
                     f"the state stands inside a global batch that was balanced with `{name}` {theirs}, "

@@ -24,9 +24,13 @@ class Split:
     meets: Meets
     seed: int
     """Of ties in balancing."""
+    is_padded: bool = False
+    """Whether the rows of a bucket are padded to its longest sample."""
 
     @classmethod
-    def checked(cls, num_replicas: Any, rank: Any, num_buckets: Any, meets: Any, seed: Any) -> Split:
+    def checked(
+        cls, num_replicas: Any, rank: Any, num_buckets: Any, meets: Any, seed: Any, is_padded: bool = False
+    ) -> Split:
         """The arguments of `BalancedBatchSampler` of these names, as integers in their ranges.
 
         Args:
@@ -35,6 +39,7 @@ class Split:
             num_buckets: A multiple of `num_replicas`; None: as many.
             meets: One of `MEETS`.
             seed: From 0 to 2^64 - 1.
+            is_padded: Whether the rows of a bucket are padded to its longest sample.
 
         Returns:
             The split.
@@ -51,14 +56,15 @@ class Split:
         if num_buckets % num_replicas:
             message = f"`num_buckets` is {num_buckets}, must be a multiple of `num_replicas` {num_replicas}"
             raise ValueError(message)
-        return cls(num_replicas, rank, num_buckets, meets, whole_number("seed", seed, 0, 2**64 - 1))
+        seed = whole_number("seed", seed, 0, 2**64 - 1)
+        return cls(num_replicas, rank, num_buckets, meets, seed, bool(is_padded))
 
     def cut(
         self, num_replicas: int, max_bytes: int | None, max_tokens: int | None
-    ) -> tuple[int, int, str, int | None, int | None, int]:
+    ) -> tuple[int, int, str, int | None, int | None, int, bool]:
         """What `SampleCosts.buckets` takes, for so many replicas."""
         slots = self.num_buckets // num_replicas
-        return (self.num_buckets, slots, self.meets, max_bytes, max_tokens, self.seed)
+        return (self.num_buckets, slots, self.meets, max_bytes, max_tokens, self.seed, self.is_padded)
 
     def check_rest(self, taken: int) -> None:
         """Nothing where the replicas can share what remains of a global batch.

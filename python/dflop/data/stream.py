@@ -54,6 +54,7 @@ class BalancedStream(IterableDataset):
         drop_last: bool = False,
         max_tokens: int | None = None,
         tokens: Callable[[Any], int] | None = None,
+        is_padded: bool = False,
     ) -> None:
         """Reads nothing yet.
 
@@ -69,12 +70,14 @@ class BalancedStream(IterableDataset):
             drop_last: Leave out the last global batch where it is smaller.
             max_tokens: The most LLM tokens of a bucket.
             tokens: Gives the LLM tokens of a sample, for `max_tokens`; shapes have them.
+            is_padded: Whether your collation pads the rows of a batch to its longest sample, as for
+                `BalancedBatchSampler`.
 
         Raises:
             ValueError: A number that breaks one of the rules above.
         """
         batch_size = whole_number("batch_size", batch_size, 1)
-        self._split = Split.checked(num_replicas, rank, num_buckets, meets, seed)
+        self._split = Split.checked(num_replicas, rank, num_buckets, meets, seed, is_padded)
         self._source: Any = source
         self._cost = cost
         self._tokens = tokens
@@ -119,8 +122,10 @@ class BalancedStream(IterableDataset):
                 its remaining buckets do not divide among the replicas.
         """
         for name, mine in self._identity().items():
-            if state.get(name) != mine:
-                message = f"the state has `{name}` {state.get(name)}, this stream {mine}, must be equal"
+            # States before there was `is_padded` knew no padding.
+            theirs = state.get(name, 0 if name == "is_padded" else None)
+            if theirs != mine:
+                message = f"the state has `{name}` {theirs}, this stream {mine}, must be equal"
                 raise ValueError(message)
         taken = whole_number("buckets_taken", state.get("buckets_taken", 0), 0, self._split.num_buckets - 1)
         self._split.check_rest(taken)
@@ -134,6 +139,7 @@ class BalancedStream(IterableDataset):
             "meets": self._split.meets,
             "max_tokens": self._max_tokens or 0,
             "seed": self._split.seed,
+            "is_padded": int(self._split.is_padded),
         }
 
     def _buckets(self, window: list[Any], num_replicas: int) -> tuple[list[list[int]], str]:

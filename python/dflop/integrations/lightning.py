@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.loader import check_length, split_options
+from dflop.integrations.padded_rows import watched
 from dflop.integrations.loss import num_label_tokens, token_loss
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ class BalancedData(LightningDataModule):
             self._sampler.load_state_dict(self._state)
             self._state = None
         accumulation = int(trainer.accumulate_grad_batches)
-        self._loader = _Loader(self._dataset, self._sampler, accumulation, **self._of_loader)
+        options = watched(self._of_loader, self._of_sampler.get("is_padded"), trainer.global_rank)
+        self._loader = _Loader(self._dataset, self._sampler, accumulation, **options)
         return self._loader
 
     def num_label_tokens(self, batch_idx: int, *, is_shifted: bool = False) -> torch.Tensor:

@@ -8,6 +8,7 @@ from torch import distributed
 from torch.utils.data import DataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
+from dflop.integrations.padded_rows import watched
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -97,4 +98,5 @@ def balanced_loader(
         costs, batch_size, num_ranks, rank, num_buckets=num_ranks * accumulation, **of_sampler
     )
     check_length(dataset, sampler, "dataset")
+    of_loader = watched(of_loader, of_sampler.get("is_padded"), rank)
     return loader(dataset, batch_sampler=sampler, **of_loader)

@@ -17,6 +17,7 @@ import sys
 import warnings
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "dflop_unpadded_"
 _NUMBERS = count()
+IN_FORCE: WeakSet[Unpadded] = WeakSet()
+"""The handles of this process whose line was not taken back, as long as their models live."""
 _NEEDS_OTHERS = ("softcap", "s_aux", "position_bias")
 """Arguments that change the scores of attention, which `packed_attention` does not know."""
 _KINDS_OF_LAYERS = frozenset(["full_attention", "sliding_attention"])
@@ -67,6 +70,7 @@ class Unpadded:
             self._decoder.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._decoder.register_forward_hook(self._leave, always_call=True),
         ]
+        IN_FORCE.add(self)
 
     def remove(self) -> None:
         """Takes the line back: the model computes padding again."""
@@ -74,6 +78,7 @@ class Unpadded:
             hook.remove()
         self._decoder.config._attn_implementation = self._before
         self._hooks = []
+        IN_FORCE.discard(self)
 
     @property
     def padding_ratio(self) -> float:

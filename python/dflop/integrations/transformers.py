@@ -14,6 +14,7 @@ from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.accelerate import keep_batches
 from dflop.integrations.loader import check_length
 from dflop.integrations.loss import token_loss
+from dflop.integrations.padded_rows import watched
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +85,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         names = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         names += ("multiprocessing_context", "worker_init_fn", "timeout", "in_order")
         kept = {name: getattr(given, name) for name in names if hasattr(given, name)}
+        kept = watched(kept, options.get("is_padded"), args.process_index)
         loader: DataLoader[Any] = DataLoader(given.dataset, batch_sampler=sampler, **kept)
         return trainer.accelerator.prepare(keep_batches(trainer.accelerator, loader))
 

@@ -44,6 +44,8 @@ pub(crate) struct Code {
     pub(crate) batch_size: u32,
     pub(crate) accumulation: u32,
     pub(crate) meets: Meets,
+    /// Whether the collation pads, and batches are to know it.
+    pub(crate) is_padded: bool,
     /// Whether the encoder is shared out, too.
     pub(crate) has_second_line: bool,
 }
@@ -116,6 +118,7 @@ impl Code {
         // With the encoder shared out ranks meet in each microbatch, in which the LLM's work must be even.
         let is_phase = self.meets == Meets::Phase || (self.has_second_line && self.accumulation > 1);
         let meets = if is_phase { ", meets=\"phase\"" } else { "" };
+        let meets = format!("{meets}{}", if self.is_padded { ", is_padded=True" } else { "" });
         let size = format!("batch_size={}", self.batch_size);
         match self.trainer {
             Trainer::Ddp | Trainer::Fsdp2 => {
@@ -170,7 +173,15 @@ mod tests {
 
     fn code(trainer: Trainer, has_second_line: bool) -> Code {
         let costs = vec![quoted("data_profile.parquet")];
-        Code { trainer, costs, batch_size: 4, accumulation: 1, meets: trainer.meets(), has_second_line }
+        Code {
+            trainer,
+            costs,
+            batch_size: 4,
+            accumulation: 1,
+            meets: trainer.meets(),
+            is_padded: false,
+            has_second_line,
+        }
     }
 
     /// The page shows what the command prints: the first line for each trainer, both for one where ranks meet in phases.

@@ -16,6 +16,8 @@ pub(crate) struct Setup {
     pub(crate) accumulation: u32,
     /// What the ranks wait for.
     pub(crate) meets: Meets,
+    /// Whether the rows of a microbatch are padded to its longest.
+    pub(crate) is_padded: bool,
 }
 
 impl Setup {
@@ -104,8 +106,8 @@ pub(crate) struct Simulated {
     pub(crate) step_ns: Vec<f64>,
     /// Its step over the work of its samples divided evenly.
     pub(crate) over_bound: Estimate,
-    /// LLM tokens with padding over those without, where the rows of a microbatch are padded to its longest; `None` where a way
-    /// leaves open which samples stand in a microbatch.
+    /// LLM tokens with padding over those without, where the rows of a microbatch are padded to its longest; `None` without
+    /// tokens.
     pub(crate) padding_ratio: Option<f64>,
 }
 
@@ -156,8 +158,7 @@ impl Mixture {
             }
             let bounds: Vec<f64> = batches.iter().map(|batch| self.bound_ns(batch, ranks)).collect();
             let over_bound = Estimate::of_ratio(&step_ns, &bounds);
-            let is_open = way == Way::Packed && ranks.meets == Meets::Step && ranks.accumulation > 1;
-            let padding_ratio = (!is_open && real > 0).then(|| padded as f64 / real as f64);
+            let padding_ratio = (real > 0).then(|| padded as f64 / real as f64);
             all.push(Simulated { way, step_ns, over_bound, padding_ratio });
         }
         Ok(all)
@@ -206,6 +207,7 @@ impl Mixture {
             bucket_bytes_max: None,
             bucket_tokens_max: None,
             seed,
+            is_padded: ranks.is_padded,
         };
         Ok(match way {
             Way::Arrival | Way::Grouped => {
@@ -221,13 +223,19 @@ impl Mixture {
     /// What the ranks take for the buckets of a batch, in nanoseconds.
     fn step_ns(&self, way: Way, buckets: &[Vec<u32>], ranks: Setup) -> u64 {
         if way == Way::Both {
-            return self.shared_ns(buckets, ranks.num_ranks);
+            return self.shared_ns(buckets, ranks);
         }
-        let load = |column: &[u64]| -> Vec<u64> {
-            buckets.iter().map(|bucket| bucket.iter().map(|&at| column[at as usize]).sum()).collect()
-        };
-        let Costs { encoder_ns, llm_ns, .. } = self.columns();
-        ranks.meets.wait_ns(&load(encoder_ns), &load(llm_ns), ranks.accumulation)
+        let encoder =
+            |bucket: &Vec<u32>| bucket.iter().map(|&at| self.columns().encoder_ns[at as usize]).sum();
+        let encoder: Vec<u64> = buckets.iter().map(encoder).collect();
+        let llm: Vec<u64> = buckets.iter().map(|bucket| self.llm_ns(bucket, ranks)).collect();
+        ranks.meets.wait_ns(&encoder, &llm, ranks.accumulation)
+    }
+
+    /// LLM work of a microbatch: with padding each of its samples takes as long as the costliest.
+    fn llm_ns(&self, bucket: &[u32], ranks: Setup) -> u64 {
+        let each = bucket.iter().map(|&at| self.columns().llm_ns[at as usize]);
+        if ranks.is_padded { each.max().unwrap_or(0) * bucket.len() as u64 } else { each.sum() }
     }
 
     /// Samples spread by LLM tokens, longest first: over the ranks where they meet once a step, else over all microbatches, of
@@ -238,9 +246,16 @@ impl Mixture {
             filled(samples, &single_cost_lpt(&tokens, count), count)
         };
         if ranks.meets == Meets::Step {
-            // How a rank cuts its samples into microbatches changes no wait.
-            let mut buckets = spread(batch, ranks.num_ranks);
-            buckets.resize(ranks.num_buckets() as usize, Vec::new());
+            let of_ranks = spread(batch, ranks.num_ranks);
+            let mut buckets = vec![Vec::new(); ranks.num_buckets() as usize];
+            for (rank, mut samples) in of_ranks.into_iter().enumerate() {
+                // Without padding the cut of a rank's samples into microbatches changes no wait. With it, like lengths together.
+                samples.sort_by_key(|&sample| Reverse(self.tokens(sample)));
+                let count = samples.len().div_ceil(ranks.accumulation as usize).max(1);
+                for (microbatch, samples) in samples.chunks(count).enumerate() {
+                    buckets[microbatch * ranks.num_ranks as usize + rank] = samples.to_vec();
+                }
+            }
             return buckets;
         }
         let mut buckets = spread(batch, u32::try_from(ranks.num_buckets()).unwrap_or(u32::MAX));
@@ -251,8 +266,8 @@ impl Mixture {
     }
 
     /// A step where each microbatch's encoder work is shared out by units over all ranks, in nanoseconds.
-    fn shared_ns(&self, buckets: &[Vec<u32>], num_ranks: u32) -> u64 {
-        let llm_ns = &self.columns().llm_ns;
+    fn shared_ns(&self, buckets: &[Vec<u32>], ranks: Setup) -> u64 {
+        let num_ranks = ranks.num_ranks;
         let of_microbatch = |microbatch: &[Vec<u32>]| -> u64 {
             let samples = || microbatch.iter().flatten();
             let units: Vec<u64> =
@@ -261,8 +276,7 @@ impl Mixture {
             for (&unit, rank) in units.iter().zip(single_cost_lpt(&units, num_ranks)) {
                 shares[rank as usize] += unit;
             }
-            let llm =
-                microbatch.iter().map(|bucket| bucket.iter().map(|&at| llm_ns[at as usize]).sum::<u64>());
+            let llm = microbatch.iter().map(|bucket| self.llm_ns(bucket, ranks));
             shares.into_iter().max().unwrap_or(0) + llm.max().unwrap_or(0)
         };
         buckets.chunks(num_ranks as usize).map(of_microbatch).sum()
@@ -365,7 +379,8 @@ impl Gains {
 mod tests {
     use super::*;
 
-    const TWO: Setup = Setup { num_ranks: 2, batch_size: 2, accumulation: 1, meets: Meets::Step };
+    const TWO: Setup =
+        Setup { num_ranks: 2, batch_size: 2, accumulation: 1, meets: Meets::Step, is_padded: false };
 
     fn mixture(encoder_ns: &[u64], llm_ns: &[u64], tokens: &[u64], unit_ns: u64) -> Mixture {
         let units =
@@ -402,6 +417,11 @@ mod tests {
             all.iter().filter_map(|way| Some((way.padding_ratio? * 13.0).round())).collect();
         assert_eq!(padded[..4], [18.0, 16.0, 18.0, 18.0]);
 
+        // Padded, LLM work of 2 and 4 is 4 + 4: {8, 6} and {4, 2} take 8 + 8 and 8; grouped, 6 + 8 and 2 + 8. The line puts those
+        // of 4 together, 2 + 8, and those of 2, 6 + 4. Both lines take 4 + 8.
+        let found = ratios(&four, Setup { is_padded: true, ..TWO });
+        assert_eq!(found, [1.6, 1.4, 1.6, 1.0, 1.2]);
+
         let gains = |ranks| Gains::of(&four.simulate(ranks, 0).unwrap());
         let (step, phase) = (gains(TWO), gains(phase));
         assert_eq!((step.best, step.line.mean, step.both.mean), (Way::Grouped, 1.2, 1.2));
@@ -428,7 +448,7 @@ mod tests {
         for meets in [Meets::Step, Meets::Phase] {
             for accumulation in [1, 2] {
                 let equal = mixture(&[2; 16], &[3; 16], &[7; 16], 1);
-                let ranks = Setup { num_ranks: 4, batch_size: 4 / accumulation, accumulation, meets };
+                let ranks = Setup { num_ranks: 4, batch_size: 4 / accumulation, accumulation, meets, ..TWO };
                 assert_eq!(ratios(&equal, ranks), [1.0; 5], "{ranks:?}");
                 assert_eq!(Gains::of(&equal.simulate(ranks, 0).unwrap()).advice(true), Advice::Nothing);
             }

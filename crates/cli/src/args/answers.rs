@@ -215,6 +215,10 @@ pub(crate) struct Advise {
     /// Where your ranks wait for each other [default: phase with --trainer fsdp2, else step]
     #[arg(long, value_enum)]
     pub(crate) meets: Option<RanksMeet>,
+    /// Your collation pads the rows of a microbatch to its longest, and the model computes the padding: each way is simulated so,
+    /// and the first line is told of it
+    #[arg(long)]
+    pub(crate) padded: bool,
     /// The trainer to write the lines for
     #[arg(long, value_enum, default_value_t = Trainer::Ddp)]
     pub(crate) trainer: Trainer,
@@ -226,7 +230,7 @@ pub(crate) struct Advise {
     pub(crate) seed: u64,
     /// CSV with a header and the columns step,rank,ms: each rank's own time, without waiting for others
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data", "model_profile", "model", "hardware", "dtype", "num_ranks",
-        "recipe", "lora_rank", "batch_size", "accumulation", "meets", "trainer", "sampled_batches", "seed"])]
+        "recipe", "lora_rank", "batch_size", "accumulation", "meets", "padded", "trainer", "sampled_batches", "seed"])]
     pub(crate) step_times: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]

@@ -88,6 +88,7 @@ impl Advised {
             batch_size: ranks.batch_size,
             accumulation: ranks.accumulation,
             meets: ranks.meets,
+            is_padded: ranks.is_padded,
             has_second_line: advice == Advice::Both,
         };
         Self {
@@ -109,7 +110,7 @@ impl Advised {
         for line in mixture_lines(survey, model, self.trained) {
             outln!("{line}");
         }
-        let Setup { num_ranks, batch_size, accumulation, meets } = self.ranks;
+        let Setup { num_ranks, batch_size, accumulation, meets, is_padded } = self.ranks;
         let accumulated =
             if accumulation == 1 { String::new() } else { format!(" x {}", microbatches(accumulation)) };
         let layout = match meets {
@@ -117,7 +118,8 @@ impl Advised {
             _ => "ranks meet once a step (DDP, ZeRO-1, ZeRO-2)",
         };
         let basis = if model.is_estimated { "estimated" } else { "measured" };
-        outln!("\n{num_ranks} ranks x {batch_size} samples{accumulated}, {layout}");
+        let rows = if is_padded { ", rows padded" } else { "" };
+        outln!("\n{num_ranks} ranks x {batch_size} samples{accumulated}, {layout}{rows}");
         outln!(
             "simulated from {basis} costs: {} global batches; work bound {} a step, work divided evenly",
             thousands(survey.mixture.batches.len() as u64),
@@ -136,9 +138,13 @@ impl Advised {
             outln!("{}", format!("{name:<28}{:<30}{gain}", simulated.over_bound.text()).trim_end());
         }
         outln!();
-        let padding = padding(all, self.advice);
-        for sentence in [self.verdict(), self.limits(survey), NOT_IN_IT.to_owned()].into_iter().chain(padding)
-        {
+        let padding = padding(all, self.advice, is_padded);
+        let what = if is_padded { "" } else { "padding, " };
+        let not_in_it = format!(
+            "not in it: communication between ranks, data loading, the optimizer, {what}and memory; their time makes the gain \
+             smaller."
+        );
+        for sentence in [self.verdict(), self.limits(survey), not_in_it].into_iter().chain(padding) {
             print_wrapped(&sentence);
         }
         if !self.code.is_empty() {
@@ -210,7 +216,7 @@ impl Advised {
     }
 
     fn as_json(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated]) -> Value {
-        let Setup { num_ranks, batch_size, accumulation, meets } = self.ranks;
+        let Setup { num_ranks, batch_size, accumulation, meets, is_padded } = self.ranks;
         let ways: Vec<Value> = all
             .iter()
             .map(|simulated| {
@@ -235,6 +241,7 @@ impl Advised {
             "batch_size": batch_size,
             "accumulation": accumulation,
             "meets": meets.to_string(),
+            "is_padded": is_padded,
             "num_batches": survey.mixture.batches.len(),
             "bound_ns_mean": self.bound_ns.round() as u64,
             "ways": ways,
@@ -250,15 +257,12 @@ impl Advised {
     }
 }
 
-/// What the simulation leaves out.
-const NOT_IN_IT: &str = "not in it: communication between ranks, data loading, the optimizer, padding and memory; their time \
-                         makes the gain smaller.";
-
 /// Padding below this part of the tokens is not worth a line of code.
 const PADDING_RATIO_MIN: f64 = 1.05;
 
-/// What padding adds, if the user's collation pads, and what helps; `None` where it adds little.
-fn padding(all: &[Simulated], advice: Advice) -> Option<String> {
+/// What padding adds, if the user's collation pads (where it `is_padded`, that is known), and what helps; `None` where it adds
+/// little.
+fn padding(all: &[Simulated], advice: Advice, is_padded: bool) -> Option<String> {
     let of = |way: Way| all.iter().find(|simulated| simulated.way == way)?.padding_ratio;
     let (chosen, what) = match advice {
         Advice::Nothing => (of(Way::Arrival)?, "a microbatch in arrival order"),
@@ -269,11 +273,15 @@ fn padding(all: &[Simulated], advice: Advice) -> Option<String> {
         let grouped = of(Way::Grouped).map_or_else(String::new, |ratio| {
             format!(" (grouped by length {}, with batches of like samples)", number::number(ratio))
         });
-        format!(
-            "if your collation pads, {what} has {} tokens for each real one{grouped}: \
-             `dflop.integrations.remove_padding(model)` computes the real ones alone.",
-            number::number(chosen)
-        )
+        let chosen = number::number(chosen);
+        let start = if is_padded {
+            format!("padded, {what} has {chosen} tokens for each real one{grouped}")
+        } else {
+            format!(
+                "if your collation pads, {what} has {chosen} tokens for each real one{grouped}; `--padded` simulates that"
+            )
+        };
+        format!("{start}: `dflop.integrations.remove_padding(model)` computes the real ones alone.")
     })
 }
 

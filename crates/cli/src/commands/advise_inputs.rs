@@ -65,7 +65,8 @@ impl Inputs {
         };
         let trained = trained_of(&arguments.source, config.as_ref().map(Config::trained));
         let data = config.map_or(given, |config| config.directory.join(table::FILE_NAME));
-        Ok(Self { data, trained, ranks: Setup { num_ranks, batch_size, accumulation, meets } })
+        let is_padded = arguments.padded;
+        Ok(Self { data, trained, ranks: Setup { num_ranks, batch_size, accumulation, meets, is_padded } })
     }
 }
 
@@ -136,6 +137,7 @@ impl Survey {
             bucket_bytes_max: None,
             bucket_tokens_max: None,
             seed: arguments.seed,
+            is_padded: inputs.ranks.is_padded,
         };
         mixture.costs.check(&cut, ranks.global_batch_size() as usize)?;
         let num_extrapolated = times.num_extrapolated;
