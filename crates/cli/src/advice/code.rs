@@ -216,6 +216,17 @@ mod tests {
     }
 
     #[test]
+    fn padded_rows_are_told_to_the_first_line() {
+        for &trainer in Trainer::value_variants() {
+            let lines =
+                Code { is_padded: true, meets: Meets::Phase, accumulation: 16, ..code(trainer, true) }
+                    .lines();
+            assert!(lines.join("\n").contains(", is_padded=True"), "{lines:?}");
+            assert!(lines.iter().all(|line| line.len() <= LINE_MAX), "{lines:?}");
+        }
+    }
+
+    #[test]
     fn sizes_and_layouts_are_the_users() {
         let accumulated =
             Code { accumulation: 2, batch_size: 3, ..code(Trainer::Ddp, true) }.lines().join("\n");

@@ -139,10 +139,9 @@ impl Advised {
         }
         outln!();
         let padding = padding(all, self.advice, is_padded);
-        let what = if is_padded { "" } else { "padding, " };
+        let rest = if is_padded { "the optimizer and memory" } else { "the optimizer, padding and memory" };
         let not_in_it = format!(
-            "not in it: communication between ranks, data loading, the optimizer, {what}and memory; their time makes the gain \
-             smaller."
+            "not in it: communication between ranks, data loading, {rest}; their time makes the gain smaller."
         );
         for sentence in [self.verdict(), self.limits(survey), not_in_it].into_iter().chain(padding) {
             print_wrapped(&sentence);
@@ -273,15 +272,16 @@ fn padding(all: &[Simulated], advice: Advice, is_padded: bool) -> Option<String>
         let grouped = of(Way::Grouped).map_or_else(String::new, |ratio| {
             format!(" (grouped by length {}, with batches of like samples)", number::number(ratio))
         });
-        let chosen = number::number(chosen);
-        let start = if is_padded {
-            format!("padded, {what} has {chosen} tokens for each real one{grouped}")
+        let (start, more) = if is_padded {
+            ("padded", "")
         } else {
-            format!(
-                "if your collation pads, {what} has {chosen} tokens for each real one{grouped}; `--padded` simulates that"
-            )
+            ("if your collation pads", " `--padded` simulates every way with padding.")
         };
-        format!("{start}: `dflop.integrations.remove_padding(model)` computes the real ones alone.")
+        format!(
+            "{start}, {what} has {} tokens for each real one{grouped}: `dflop.integrations.remove_padding(model)` computes the \
+             real ones alone.{more}",
+            number::number(chosen)
+        )
     })
 }
 
