@@ -82,10 +82,13 @@ test: test-rust test-python ## All tests that need no GPU
 
 # The wheel first: the tests share its profile, so that every crate is built once.
 test-rust: setup
-	cargo test --release --locked --workspace --exclude dflop-py --quiet
+	@# Without examples, which clippy compiles.
+	cargo test --release --locked --workspace --exclude dflop-py --quiet --lib --bins --tests
+	cargo test --release --locked --workspace --exclude dflop-py --quiet --doc
 
-# Processes that run tests beside each other. Neighbours in a file stay together, as they share what is made for it.
-TEST_JOBS ?= 2
+# Processes that run tests beside each other, one more than the cores of a small machine: some tests wait for a deadline.
+# Neighbours in a file stay together, as they share what is made for it.
+TEST_JOBS ?= 3
 test-python: setup $(DEV)
 	$(BIN)/python -m pytest -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
@@ -159,7 +162,7 @@ bench-padding: setup $(DEV) ## The same with padded rows, and the layers computi
 bench-loader: setup $(DEV) ## Images, frames and seconds of sound a second and core, and the wait of training, against torch's DataLoader (ROUNDS=3, WORKERS=1) -> bench/out/loader.json
 	$(BIN)/python benches/loader.py bench/out/loader.json --rounds $(or $(ROUNDS),3) --workers $(or $(WORKERS),1)
 
-bench-layouts: setup ## Steps of two CPU ranks by layout: colocated, disaggregated, FSDP2 token-packed; then rehearsals of 8 to 32 (ROUNDS=6; half an hour, a quiet machine) -> bench/out/layouts.json
+bench-layouts: setup ## Steps of two CPU ranks by layout: colocated, disaggregated, FSDP2 token-packed; then rehearsals of 8 to 32 (ROUNDS=6; an hour, a quiet machine) -> bench/out/layouts.json
 	$(BIN)/python benches/layouts.py bench/out/layouts.json --rounds $(or $(ROUNDS),6)
 
 # Draws of each set and size; of these CP-SAT gets the first CPSAT_SEEDS, each for its seconds; 0 seconds leave it out.

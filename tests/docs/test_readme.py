@@ -69,7 +69,7 @@ def test_the_numbers_of_the_first_screen_are_those_of_the_raw_data() -> None:
     # A loss stands without its interval.
     assert f"{adopt['ddp', 'both'].split(' ')[0]}, a loss" in shown
     padded = {arm["arm"]: arm for arm in raw("cpu2_adopt_padded")["arms"]}
-    for arm in ("line", "line-unpadded"):
+    for arm in ("line", "line-padded", "line-unpadded"):
         assert with_interval(*(padded[arm][name] for name in ("best_over_it", "low", "high"))) in shown
     for case in raw("cpu2_train")["cases"].values():
         assert with_interval(case["ratio"], case["ratio_low"], case["ratio_high"]) in shown

@@ -69,3 +69,11 @@ def test_padding_that_is_taken_away_says_nothing(tmp_path):
             watching([90, 10])
     with pytest.warns(UserWarning, match="rows are padded"):
         list(balanced_loader(LENGTHS, [(0, length) for length in LENGTHS], 4, collate_fn=padded))
+
+
+def test_of_several_workers_one_speaks(capfd):
+    """Each has a copy of the collation."""
+    costs = [(0, length) for length in LENGTHS]
+    found = list(balanced_loader(LENGTHS, costs, 2, collate_fn=padded, num_workers=2))
+    assert len(found) == 64
+    assert capfd.readouterr().err.count("rows are padded: ") == 1

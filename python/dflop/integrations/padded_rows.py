@@ -9,6 +9,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import get_worker_info
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -42,7 +44,9 @@ class WatchedCollation:
             The batch.
         """
         batch = self.collate(samples)
-        if self._num_left > 0:
+        worker = get_worker_info()
+        # Each worker has its own copy: the first speaks.
+        if self._num_left > 0 and (worker is None or worker.id == 0):
             self._look(batch)
         return batch
 
