@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
+from weakref import WeakSet
 
 import pytest
 import torch
 from tiny_media import make_model
 
-from dflop.integrations import balanced_loader, remove_padding
+from dflop.integrations import balanced_loader, padding, remove_padding
 from dflop.integrations.padded_rows import NUM_BATCHES, WatchedCollation
 
 LENGTHS = [90, 10, 10, 12] * 32
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_force(monkeypatch):
+    """Models of other tests may live still."""
+    monkeypatch.setattr(padding, "IN_FORCE", WeakSet())
 
 
 def padded(rows):
@@ -40,9 +48,7 @@ def batches(collate, lengths=LENGTHS, **options):
 def test_padding_that_nobody_knows_of_is_said_once():
     """With its size and what helps, after some batches; the batches are those of the collation."""
     with pytest.warns(UserWarning, match=r"rows are padded: 1\.\d+ tokens .* `is_padded=True`") as said:
-        found = list(
-            balanced_loader(LENGTHS, [(0, length) for length in LENGTHS], 4, collate_fn=padded)
-        )
+        found = list(balanced_loader(LENGTHS, [(0, length) for length in LENGTHS], 4, collate_fn=padded))
     assert len(said) == 1
     assert len(found) == 32 > NUM_BATCHES
     assert sum(int(batch["attention_mask"].sum()) for batch in found) == sum(LENGTHS)
@@ -71,9 +77,26 @@ def test_padding_that_is_taken_away_says_nothing(tmp_path):
         list(balanced_loader(LENGTHS, [(0, length) for length in LENGTHS], 4, collate_fn=padded))
 
 
-def test_of_several_workers_one_speaks(capfd):
-    """Each has a copy of the collation."""
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_of_several_workers_one_speaks_once(num_workers, capfd, monkeypatch):
+    """Each has a copy of the collation, new ones in each epoch; they count together."""
+    # pytest keeps warnings, and what a worker keeps is lost with it.
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: os.write(2, f"{message}\n".encode()))
     costs = [(0, length) for length in LENGTHS]
-    found = list(balanced_loader(LENGTHS, costs, 2, collate_fn=padded, num_workers=2))
-    assert len(found) == 64
+    loader = balanced_loader(LENGTHS, costs, 2, collate_fn=padded, num_workers=num_workers)
+    for _ in range(3):
+        assert len(list(loader)) == 64
     assert capfd.readouterr().err.count("rows are padded: ") == 1
+
+
+def test_rows_of_a_fixed_length_are_told_apart():
+    """Like lengths together would not help: the rows stay as long."""
+
+    def fixed(rows):
+        batch = padded([*rows, 90])
+        return {name: value[:-1] for name, value in batch.items()}
+
+    with pytest.warns(
+        UserWarning, match="padded beyond the longest of their batch: .* Pad to the longest row"
+    ):
+        list(balanced_loader([10, 12] * 64, [(0, 10), (0, 12)] * 64, 4, collate_fn=fixed))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import tiny_families
@@ -11,7 +13,7 @@ import torch
 from tiny_media import FAMILIES, make_model, microbatch
 from torch.nn import functional as F
 
-from dflop.integrations import remove_padding
+from dflop.integrations import padding, remove_padding
 
 TOLERANCE = 1e-5
 """Relative, in float32: the order of sums differs, nothing else."""
@@ -286,3 +288,14 @@ def test_layers_of_a_padded_call_are_computed_again_as_before(before, text_model
     remove_padding(text_model)
     with pytest.warns(UserWarning, match="the attention mask is not one of shape"):
         check_equal(gradients(text_model, batch), expected)
+
+
+def test_a_model_is_let_go(tmp_path):
+    """Transformers keeps the registered attention for ever, but not the model."""
+    model = make_model("qwen2_vl", tmp_path)
+    remove_padding(model)
+    held = weakref.ref(model.get_decoder())
+    assert len(padding.IN_FORCE) > 0
+    del model
+    gc.collect()
+    assert held() is None

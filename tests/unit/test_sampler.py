@@ -339,7 +339,9 @@ def test_padded_rows_are_balanced_as_padded(num_buckets):
     options = {"batch_size": 4, "num_buckets": num_buckets}
     ours = epoch(shapes, 4, is_padded=True, **options)
     assert sorted(i for batches in ours for batch in batches for i in batch) == list(range(256))
-    plain, padded = (BalancedBatchSampler(shapes, is_padded=is_padded, **options) for is_padded in (False, True))
+    plain, padded = (
+        BalancedBatchSampler(shapes, is_padded=is_padded, **options) for is_padded in (False, True)
+    )
 
     def waits(sampler):
         every = range(256 // (4 * num_buckets))

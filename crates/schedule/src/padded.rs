@@ -14,27 +14,30 @@ use crate::costs::{Costs, TOTAL_MAX};
 use crate::dealing::{dealt, microbatches, renumbered};
 use crate::error::BalanceError;
 use crate::limits::Limits;
-use crate::meets::Meets;
+use crate::meets::{Meets, NEAR, schedule_for};
+use crate::packing::filled;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 
-/// Caps tried on the work of a bucket, in parts of 16 of the least that is possible; then none. Where a rank takes several
-/// buckets, uneven ones may pad less in all.
+/// Caps tried on the work of a bucket, in parts of 16 of the least that is possible; then none. Uneven buckets may pad less in
+/// all, which is worth more where a rank takes several, or where the encoder's loads are waited for apart.
 const LADDER: [u128; 6] = [16, 17, 19, 22, 28, 40];
 
-/// Samples times buckets up to which the runs that pad least are looked for: a table of 256 MB.
-const TABLE_MAX: usize = 1 << 26;
+/// Samples times buckets up to which the runs that pad least are looked for: some 30 ms for all caps.
+const TABLE_MAX: usize = 1 << 20;
 
 /// Bucket of each sample such that ranks that meet as `meets` says wait least, where the rows of a bucket are padded.
 ///
-/// Bucket `b` is the microbatch `b / num_ranks` of rank `b % num_ranks`. No bucket is empty where there are as many samples as
-/// buckets. A cap holds for the padded bucket: its number of samples times its largest size.
+/// Of runs of the order of LLM cost, and of the answer of [`schedule_for`] to the same costs: what is returned is never slower
+/// than that one, where its padded rows keep the caps. Bucket `b` is the microbatch `b / num_ranks` of rank `b % num_ranks`.
+/// No bucket is empty where there are as many samples as buckets. A cap holds for the padded bucket: its number of samples
+/// times its largest size.
 ///
-/// *Complexity*: O(b n log n) for n samples and b buckets.
+/// *Complexity*: O(b n log n) for n samples and b buckets, beside that of [`schedule_for`].
 ///
 /// # Errors
 /// Those of [`Costs::check`] and [`Limits::check`]; [`BalanceError::Overflow`] where padded costs pass [`TOTAL_MAX`];
-/// [`BalanceError::NoPacking`] where no such runs keep the caps.
+/// [`BalanceError::NoPacking`] where no runs of the order of LLM cost keep the caps.
 pub fn padded(
     costs: &Costs,
     limits: &Limits,
@@ -49,33 +52,52 @@ pub fn padded(
     }
     let runs = Runs::new(costs, limits, meets)?;
     let num_ranks = num_buckets / num_microbatches;
-    let least = runs.least_work().ok_or_else(|| no_packing(costs, limits, &runs))?;
+    let Some(least) = runs.least_work() else { return Err(runs.no_packing(limits)) };
     let caps = LADDER.map(|part| (u128::from(least) * part / 16).min(u64::MAX.into()) as u64);
+    // Where one load of each bucket alone is waited for, a higher cap only makes it worse.
+    let is_one = meets == Meets::Pipeline || (meets == Meets::Step && num_microbatches == 1);
+    let caps = caps.into_iter().chain([u64::MAX]).take(if is_one { 1 } else { usize::MAX });
+    // Like lengths stand together in runs, whatever their encoder costs are. Where lengths differ little, that is what counts.
+    let plain = schedule_for(costs, limits, meets, num_microbatches, NEAR, &|| false).ok();
+    let plain = plain.map(|found| without_empty(costs, &found.bucket, num_buckets));
+    let plain = plain.filter(|bucket| runs.keeps_caps(bucket));
     let mut best: Option<((u64, u64), Vec<u32>)> = None;
-    for cap in caps.into_iter().chain([u64::MAX]) {
-        let bucket = runs.cut(cap);
-        let (encoder_ns, llm_ns) = padded_loads(costs, &bucket, num_buckets);
-        let bucket = match meets {
-            Meets::Step => {
-                let both: Vec<u64> = encoder_ns.iter().zip(&llm_ns).map(|(e, l)| e + l).collect();
-                dealt(&bucket, &both, num_ranks)
-            }
-            Meets::Phase | Meets::Pipeline => {
-                let loads: Vec<[u64; 2]> = encoder_ns.iter().zip(&llm_ns).map(|(&e, &l)| [e, l]).collect();
-                renumbered(&bucket, &microbatches(&loads, num_ranks as usize))
-            }
-        };
+    let mut weigh = |bucket: Vec<u32>| {
         let (encoder_ns, llm_ns) = padded_loads(costs, &bucket, num_buckets);
         let wait = (meets.wait_ns(&encoder_ns, &llm_ns, num_microbatches), llm_ns.iter().sum());
         if best.as_ref().is_none_or(|(least, _)| wait < *least) {
             best = Some((wait, bucket));
         }
-        if num_microbatches == 1 {
-            // A rank has one bucket: a higher cap only makes the worst one worse.
-            break;
-        }
+    };
+    for bucket in caps.map(|cap| runs.cut(cap)).chain(plain.clone()) {
+        let (encoder_ns, llm_ns) = padded_loads(costs, &bucket, num_buckets);
+        let loads: Vec<[u64; 2]> = encoder_ns.iter().zip(&llm_ns).map(|(&e, &l)| [e, l]).collect();
+        let both: Vec<u64> = loads.iter().map(|[encoder, llm]| encoder + llm).collect();
+        weigh(match meets {
+            Meets::Step => dealt(&bucket, &both, num_ranks),
+            Meets::Phase => renumbered(&bucket, &microbatches(&loads, num_ranks as usize)),
+            Meets::Pipeline => {
+                let mut order: Vec<usize> = (0..both.len()).collect();
+                order.sort_by_key(|&bucket| Reverse(both[bucket]));
+                renumbered(&bucket, &order)
+            }
+        });
+    }
+    if meets != Meets::Pipeline {
+        plain.into_iter().for_each(weigh);
     }
     Ok(best.map(|(_, bucket)| bucket).unwrap_or_default())
+}
+
+/// The same assignment without empty buckets, as [`filled`] makes it.
+fn without_empty(costs: &Costs, bucket: &[u32], num_buckets: u32) -> Vec<u32> {
+    let mut of_sample = vec![0; bucket.len()];
+    for (bucket, samples) in (0..).zip(filled(costs, bucket, num_buckets)) {
+        for sample in samples {
+            of_sample[sample as usize] = bucket;
+        }
+    }
+    of_sample
 }
 
 /// Encoder work and padded LLM work of each bucket.
@@ -96,7 +118,7 @@ pub fn padded_loads(costs: &Costs, bucket: &[u32], num_buckets: u32) -> (Vec<u64
 /// *Complexity*: O(n log^2 n).
 ///
 /// # Errors
-/// Those of [`Costs::check`] and [`Limits::check`].
+/// As [`padded`], but for [`BalanceError::NoPacking`].
 pub fn fitting_padded(costs: &Costs, limits: &Limits) -> Result<usize, BalanceError> {
     costs.check()?;
     limits.check(costs)?;
@@ -122,22 +144,8 @@ pub fn fitting_padded(costs: &Costs, limits: &Limits) -> Result<usize, BalanceEr
     Ok(low)
 }
 
-fn no_packing(costs: &Costs, limits: &Limits, runs: &Runs) -> BalanceError {
-    let num_samples = costs.num_samples();
-    let (unit, column) = if limits.bucket_tokens_max.is_some() { ("tokens", 1) } else { ("bytes", 0) };
-    // The fullest of buckets of equal counts.
-    let count = num_samples.div_ceil(limits.num_buckets as usize) as u64;
-    let best = count * runs.sizes.iter().map(|sizes| sizes[column]).max().unwrap_or(0);
-    BalanceError::NoPacking {
-        num_samples,
-        num_buckets: limits.num_buckets,
-        unit,
-        cap: runs.caps[column],
-        best,
-    }
-}
-
 /// The samples, longest first, and what a run of them takes.
+#[derive(Clone)]
 struct Runs {
     /// The caller's index of each sample.
     order: Vec<u32>,
@@ -183,6 +191,52 @@ impl Runs {
             num_buckets: limits.num_buckets as usize,
             meets,
         })
+    }
+
+    /// Why no runs keep the caps: the cap that is to be raised, and by how much.
+    fn no_packing(&self, limits: &Limits) -> BalanceError {
+        let of_column = |column: usize| {
+            let mut other = self.clone();
+            let most = self.sizes.iter().map(|sizes| sizes[column]).max().unwrap_or(0);
+            let (mut low, mut high) = (self.caps[column], most.saturating_mul(self.order.len() as u64));
+            other.caps[column] = high;
+            if other.num_needed(u64::MAX) > self.num_buckets {
+                return None;
+            }
+            while low < high {
+                let middle = low + (high - low) / 2;
+                other.caps[column] = middle;
+                if other.num_needed(u64::MAX) <= self.num_buckets {
+                    high = middle;
+                } else {
+                    low = middle + 1;
+                }
+            }
+            Some(low)
+        };
+        let capped = |&(_, column): &(&str, usize)| self.caps[column] != u64::MAX;
+        let of_all = || [("bytes", 0), ("tokens", 1)].into_iter().filter(capped);
+        // With both broken there is none that is enough alone.
+        let found = of_all().find_map(|(unit, column)| Some((unit, column, of_column(column)?)));
+        let (unit, column, best) = found
+            .or_else(|| of_all().next().map(|(unit, column)| (unit, column, u64::MAX)))
+            .unwrap_or(("tokens", 1, u64::MAX));
+        let (num_samples, num_buckets) = (self.order.len(), limits.num_buckets);
+        BalanceError::NoPacking { num_samples, num_buckets, unit, cap: self.caps[column], best }
+    }
+
+    /// Whether each bucket keeps the caps with its rows padded.
+    fn keeps_caps(&self, bucket: &[u32]) -> bool {
+        let mut held = vec![(0_u128, [0_u64; 2]); self.num_buckets];
+        for (&sample, sizes) in self.order.iter().zip(&self.sizes) {
+            let (count, largest) = &mut held[bucket[sample as usize] as usize];
+            *count += 1;
+            *largest = [0, 1].map(|column: usize| largest[column].max(sizes[column]));
+        }
+        let keeps = |count: u128, largest: [u64; 2]| {
+            (0..2).all(|c| self.caps[c] == u64::MAX || count * u128::from(largest[c]) <= self.caps[c].into())
+        };
+        held.iter().all(|&(count, largest)| keeps(count, largest))
     }
 
     /// What a rank spends on the run from `first` to before `end`.

@@ -1,7 +1,8 @@
 //! Padded rows: caps, counts and the best there is, by trying every assignment.
 
 use dflop_schedule::{
-    BalanceError, Costs, Cut, DatasetCosts, Limits, Meets, fitting_padded, padded, padded_loads,
+    BalanceError, Costs, Cut, DatasetCosts, Limits, Meets, NEAR, fitting_padded, padded, padded_loads,
+    schedule_for,
 };
 use proptest::prelude::*;
 
@@ -62,6 +63,22 @@ fn what_cannot_be_kept_is_refused() {
         matches!(found, Err(BalanceError::NoPacking { unit: "tokens", cap: 5, best: 6, .. })),
         "{found:?}"
     );
+    // The cap that binds is named, with the least that would do.
+    let both = Costs { bytes: Some(vec![3; 4]), ..even.clone() };
+    let limits = Limits { bucket_bytes_max: Some(5), bucket_tokens_max: Some(1_000), ..Limits::new(4, 2) };
+    let found = padded(&both, &limits, Meets::Step, 1);
+    assert!(
+        matches!(found, Err(BalanceError::NoPacking { unit: "bytes", cap: 5, best: 6, .. })),
+        "{found:?}"
+    );
+    let mut bytes = vec![1; 8_192];
+    bytes[0] = 1 << 52;
+    let wide = Costs { bytes: Some(bytes), ..llm_alone(&vec![1; 8_192]) };
+    let limits = Limits { bucket_bytes_max: Some(1 << 52), ..Limits::new(8_192, 1) };
+    assert!(matches!(
+        padded(&wide, &limits, Meets::Step, 1),
+        Err(BalanceError::NoPacking { unit: "bytes", .. })
+    ));
     let huge = llm_alone(&[1 << 58; 4]);
     assert!(padded(&huge, &Limits::new(4, 2), Meets::Step, 1).is_ok());
     let huge = llm_alone(&[1 << 59, 1, 1, 1]);
@@ -103,7 +120,7 @@ proptest! {
     }
 
     /// With an encoder and several microbatches: every sample once, no bucket empty, caps kept, equal answers, and no longer
-    /// than samples of like length in equal counts, as trainers group them.
+    /// than without knowledge of padding.
     #[test]
     fn padded_buckets_are_sound(
         samples in prop::collection::vec((0_u64..300, 1_u64..1000), 1..60),
@@ -129,6 +146,12 @@ proptest! {
                 };
                 prop_assert_eq!(&bucket, &padded(&costs, &limits, meets, num_microbatches).unwrap());
                 prop_assert_eq!(bucket.len(), costs.num_samples());
+                if limits.bucket_tokens_max.is_none() {
+                    let plain = schedule_for(&costs, &limits, meets, num_microbatches, NEAR, &|| false).unwrap();
+                    let wait = |bucket: &[u32]| wait(&costs, bucket, num_buckets, meets, num_microbatches);
+                    let is_full = (0..num_buckets).all(|b| plain.bucket.contains(&b));
+                    prop_assert!(!is_full || wait(&bucket) <= wait(&plain.bucket));
+                }
                 for b in 0..num_buckets {
                     let of_bucket: Vec<u64> =
                         tokens.iter().zip(&bucket).filter(|(_, at)| **at == b).map(|(tokens, _)| *tokens).collect();

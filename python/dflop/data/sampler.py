@@ -32,9 +32,9 @@ class BalancedBatchSampler:
     same samples as the shuffled order gives it. So balancing changes no batch statistics, only which
     replica computes what.
 
-    Where a collation pads, say `is_padded=True`: a bucket then holds samples of like length, more of them where
-    they are short. Without it buckets are even in real tokens, and a bucket of one long and many short samples
-    takes longest.
+    Where a collation pads, say `is_padded=True`: a bucket then holds samples of like length, more of them
+    where they are short. Without it buckets are even in real tokens, and a bucket of one long and many short
+    samples takes longest.
 
     With `max_tokens` (or `max_bytes`) no bucket ever holds more. Beside a `batch_size` that is a cap: a
     global batch that cannot keep it is an error. Without a `batch_size` each global batch takes as many
@@ -111,9 +111,9 @@ class BalancedBatchSampler:
                 this are giants, which wait for each other; None: no sample is a giant.
             giant_steps_max: The most global batches that a giant may be late.
             is_padded: Whether your collation pads the rows of a batch to its longest sample, and the model
-                computes the padding. Then LLM work of a bucket is its number of samples times its largest
-                LLM cost, and `max_tokens` and `max_bytes` hold for padded rows. Leave it out where batches are
-                packed, or where `dflop.integrations.remove_padding` takes the padding away.
+                computes the padding. Then the LLM's work of a bucket is its number of samples times its
+                largest LLM cost, and `max_tokens` and `max_bytes` hold for padded rows. Leave it out where
+                batches are packed, or where `dflop.integrations.remove_padding` takes the padding away.
 
         Raises:
             ValueError: A number or entry that breaks one of the rules above, a sample over a cap, costs too
@@ -233,7 +233,7 @@ class BalancedBatchSampler:
 
         Raises:
             ValueError: The state is of other data, global batch size, buckets, seed, order or giants; or it
-                stands inside a global batch that was balanced by other costs, caps or `meets`, or whose
+                stands inside a global batch that was balanced by other costs, caps, `meets` or `is_padded`, or whose
                 remaining buckets do not divide among the replicas.
         """
         self._start = self._settled(self._position_of(state))

@@ -118,7 +118,7 @@ class BalancedStream(IterableDataset):
             state: Of `state_dict`.
 
         Raises:
-            ValueError: The state is of another global batch size, other buckets, caps, `meets` or seed, or
+            ValueError: The state is of another global batch size, other buckets, caps, `meets`, `is_padded` or seed, or
                 its remaining buckets do not divide among the replicas.
         """
         for name, mine in self._identity().items():

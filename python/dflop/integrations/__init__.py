@@ -7,6 +7,7 @@
               torchtitan, energon, verl
     encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound
     padding   padding.remove_padding    any of them, where batches are padded
+              padded_rows.watched       says where they are and nothing was done
 
 Each name of `__all__` loads its module when it is first asked for.
 """

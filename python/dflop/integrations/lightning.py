@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.loader import check_length, split_options
-from dflop.integrations.padded_rows import watched
 from dflop.integrations.loss import num_label_tokens, token_loss
+from dflop.integrations.padded_rows import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

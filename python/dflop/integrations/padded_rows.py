@@ -9,6 +9,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ RATIO_MIN = 1.1
 
 
 class WatchedCollation:
-    """A collation whose first batches are looked at, in whichever process it runs."""
+    """A collation whose first batches are looked at, by all processes that collate together."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         """Looks at nothing yet.
@@ -31,8 +32,10 @@ class WatchedCollation:
             collate: what makes a batch of samples.
         """
         self.collate = collate
-        self._num_left = NUM_BATCHES
-        self._num_real = self._num_padded = 0
+        self._is_removed = False
+        # Batches seen, real tokens, tokens if padded to the longest row, tokens as they are, and whether all
+        # was said. Shared with the workers of this epoch and of the next ones.
+        self._counts = torch.zeros(5, dtype=torch.int64).share_memory_()
 
     def __call__(self, samples: list[Any]) -> Any:
         """The batch, as `collate` makes it.
@@ -44,32 +47,45 @@ class WatchedCollation:
             The batch.
         """
         batch = self.collate(samples)
-        worker = get_worker_info()
-        # Each worker has its own copy: the first speaks.
-        if self._num_left > 0 and (worker is None or worker.id == 0):
+        if not self._counts[4]:
             self._look(batch)
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that is started anew does not know what was done to the model in this one.
-        return {**self.__dict__, "_num_left": 0 if is_removed() else self._num_left}
+        return {**self.__dict__, "_is_removed": self._is_removed or is_removed()}
 
     def _look(self, batch: Any) -> None:
-        mask = batch.get("attention_mask") if hasattr(batch, "get") else None
+        mask = batch.get("attention_mask", None) if hasattr(batch, "get") else None
         # Without a mask of (rows, tokens) nothing says where padding is.
         if getattr(mask, "ndim", 0) != 2 or mask.shape[0] < 2:
             return
-        self._num_left -= 1
-        self._num_real += int((mask != 0).sum())
-        self._num_padded += mask.shape[0] * mask.shape[1]
-        if self._num_left == 0 and self._num_padded > RATIO_MIN * max(1, self._num_real) and not is_removed():
-            warnings.warn(
-                f"rows are padded: {self._num_padded / max(1, self._num_real):.2f} tokens for each real one. "
-                "Balanced batches are even in real tokens, so ranks may wait longer than before. Give the "
-                "balanced batches `is_padded=True`, or compute no padding: "
-                "`dflop.integrations.remove_padding(model)`",
-                stacklevel=2,
+        lengths = (mask != 0).sum(dim=1)
+        num_rows, width = mask.shape
+        found = [1, int(lengths.sum()), num_rows * int(lengths.max()), num_rows * width, 0]
+        self._counts += torch.tensor(found)
+        worker = get_worker_info()
+        if self._counts[0] >= NUM_BATCHES and (worker is None or worker.id == 0):
+            self._counts[4] = 1
+            self._say()
+
+    def _say(self) -> None:
+        _, num_real, num_longest, num_padded, _ = self._counts.tolist()
+        if num_padded <= RATIO_MIN * max(1, num_real) or self._is_removed or is_removed():
+            return
+        ratio = f"{num_padded / max(1, num_real):.2f} tokens for each real one"
+        if num_padded > RATIO_MIN * num_longest:
+            text = (
+                f"rows are padded beyond the longest of their batch: {ratio}. Balanced batches are even in "
+                "real tokens, so ranks may wait longer than before. Pad to the longest row, "
             )
+        else:
+            text = (
+                f"rows are padded: {ratio}. Balanced batches are even in real tokens, so ranks may wait "
+                "longer than before. Give the balanced batches `is_padded=True`, "
+            )
+        text += "or compute no padding: `dflop.integrations.remove_padding(model)`"
+        warnings.warn(text, stacklevel=4)
 
 
 def is_removed() -> bool:

@@ -17,7 +17,7 @@ import sys
 import warnings
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import nn
@@ -91,7 +91,9 @@ class Unpadded:
         It is in force in packed calls, which make no mask, and between calls, when layers of an earlier one
         are computed again. Other calls run under the name that was there before.
         """
-        # One for each model: its attention is that of this handle.
+        # One for each model: its attention is that of this handle. transformers keeps it for ever, but not
+        # the handle and its model: the model's hooks hold the handle.
+        held = ref(self)
         name = f"{_PREFIX}{next(_NUMBERS)}_{self._before}"
 
         def attention(
@@ -102,19 +104,24 @@ class Unpadded:
             attention_mask: torch.Tensor | None = None,
             **options: Any,
         ) -> Any:
-            layer = type(module).__name__
+            layer, handle = type(module).__name__, held()
+            if handle is None:
+                message = (
+                    f"`{layer}`: `remove_padding` was taken back before the backward that computes it again"
+                )
+                raise ValueError(message)
             if options.get("segment_tokens") is None:
-                if self._place is not None:
+                if handle._place is not None:
                     message = (
                         f"`{layer}` is not told which tokens are a sample's: `remove_padding` cannot be used"
                     )
                     raise ValueError(message)
-                return self._attend_as_before(module, query, key, value, attention_mask, options)
+                return handle._attend_as_before(module, query, key, value, attention_mask, options)
             wrong = [name for name in _NEEDS_OTHERS if options.get(name) is not None]
             if wrong:
                 message = f"`remove_padding` knows no attention with `{wrong[0]}`, which `{layer}` has"
                 raise ValueError(message)
-            self._has_attended = True
+            handle._has_attended = True
             return packed_attention(module, query, key, value, attention_mask, **options)
 
         AttentionInterface.register(name, attention)

@@ -3,5 +3,6 @@
 
 pub(crate) mod code;
 pub(crate) mod estimate;
+pub(crate) mod gains;
 pub(crate) mod step_times;
 pub(crate) mod ways;

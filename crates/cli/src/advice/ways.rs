@@ -2,7 +2,7 @@
 
 use super::estimate::Estimate;
 use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
-use dflop_schedule::{BalanceError, Costs, Cut, DatasetCosts, Meets};
+use dflop_schedule::{BalanceError, Costs, Cut, DatasetCosts, Limits, Meets, padded};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
@@ -41,14 +41,21 @@ pub(crate) enum Way {
     Grouped,
     /// The samples of a step spread by LLM tokens, longest first.
     Packed,
+    /// The samples of a step cut, longest first, into microbatches of about equal padded tokens: `batch_rebalance` of transformers.
+    Rebalanced,
     /// Our first line: the samples of a step by what ranks wait for.
     Line,
+    /// The first line where rows are padded, and the layers of the LLM compute no padding.
+    Removed,
     /// Both lines: the encoder's work shared out over the ranks, and the LLM's balanced.
     Both,
 }
 
 impl Way {
+    /// Without padding there is nothing to rebalance by it, nor to remove.
     pub(crate) const ALL: [Self; 5] = [Self::Arrival, Self::Grouped, Self::Packed, Self::Line, Self::Both];
+    pub(crate) const PADDED: [Self; 7] =
+        [Self::Arrival, Self::Grouped, Self::Packed, Self::Rebalanced, Self::Line, Self::Both, Self::Removed];
 
     /// Its name for people.
     pub(crate) const fn name(self) -> &'static str {
@@ -56,6 +63,8 @@ impl Way {
             Self::Arrival => "arrival order",
             Self::Grouped => "grouped by length",
             Self::Packed => "token packing",
+            Self::Rebalanced => "batch rebalance",
+            Self::Removed => "first, no padding",
             Self::Line => "first line",
             Self::Both => "both lines",
         }
@@ -67,6 +76,8 @@ impl Way {
             Self::Arrival => "arrival",
             Self::Grouped => "grouped",
             Self::Packed => "packed",
+            Self::Rebalanced => "rebalanced",
+            Self::Removed => "removed",
             Self::Line => "line",
             Self::Both => "both",
         }
@@ -74,7 +85,7 @@ impl Way {
 
     /// Whether dflop is not needed for it.
     pub(crate) const fn is_other(self) -> bool {
-        matches!(self, Self::Arrival | Self::Grouped | Self::Packed)
+        matches!(self, Self::Arrival | Self::Grouped | Self::Packed | Self::Rebalanced)
     }
 }
 
@@ -139,13 +150,15 @@ impl Mixture {
         work.sum::<f64>() / f64::from(ranks.num_ranks)
     }
 
-    /// The steps of every way, in the order of [`Way::ALL`]; the batches have some work.
+    /// The steps of every way, in the order of [`Way::ALL`] or [`Way::PADDED`]; the batches have some work.
     ///
     /// # Errors
     /// As [`DatasetCosts::buckets`].
     pub(crate) fn simulate(&self, ranks: Setup, seed: u64) -> Result<Vec<Simulated>, BalanceError> {
-        let mut all = Vec::with_capacity(Way::ALL.len());
-        for way in Way::ALL {
+        let ways = if ranks.is_padded { &Way::PADDED[..] } else { &Way::ALL };
+        let mut all = Vec::with_capacity(ways.len());
+        for &way in ways {
+            let ranks = Setup { is_padded: ranks.is_padded && way != Way::Removed, ..ranks };
             let sorted = (way == Way::Grouped).then(|| self.grouped());
             let batches = sorted.as_ref().unwrap_or(&self.batches);
             let mut step_ns = Vec::with_capacity(batches.len());
@@ -214,7 +227,8 @@ impl Mixture {
                 filled(batch, &arrival_order(batch.len(), num_buckets), num_buckets)
             }
             Way::Packed => self.packed(batch, ranks),
-            Way::Line => self.costs.buckets(batch, &cut(ranks.meets))?,
+            Way::Rebalanced => self.rebalanced(batch, ranks)?,
+            Way::Line | Way::Removed => self.costs.buckets(batch, &cut(ranks.meets))?,
             // To share out the encoder's work of a microbatch, all ranks meet.
             Way::Both => self.llm_alone.buckets(batch, &cut(Meets::Phase))?,
         })
@@ -251,9 +265,12 @@ impl Mixture {
             for (rank, mut samples) in of_ranks.into_iter().enumerate() {
                 // Without padding the cut of a rank's samples into microbatches changes no wait. With it, like lengths together.
                 samples.sort_by_key(|&sample| Reverse(self.tokens(sample)));
-                let count = samples.len().div_ceil(ranks.accumulation as usize).max(1);
-                for (microbatch, samples) in samples.chunks(count).enumerate() {
-                    buckets[microbatch * ranks.num_ranks as usize + rank] = samples.to_vec();
+                let mut rest = samples.as_slice();
+                for microbatch in 0..ranks.accumulation as usize {
+                    let (taken, left) =
+                        rest.split_at(rest.len() / (ranks.accumulation as usize - microbatch));
+                    buckets[microbatch * ranks.num_ranks as usize + rank] = taken.to_vec();
+                    rest = left;
                 }
             }
             return buckets;
@@ -263,6 +280,18 @@ impl Mixture {
             Reverse(bucket.iter().map(|&sample| self.tokens(sample)).sum::<u64>())
         });
         buckets
+    }
+
+    /// As `batch_rebalance` of transformers, by its model of costs and the best cut there is by it (its own search is a climb):
+    /// the costliest microbatches at the same time.
+    fn rebalanced(&self, batch: &[u32], ranks: Setup) -> Result<Vec<Vec<u32>>, BalanceError> {
+        // Tokens and a thousandth of their square.
+        let cost = |&sample: &u32| 1_000 * self.tokens(sample) + self.tokens(sample).pow(2);
+        let llm_ns: Vec<u64> = batch.iter().map(cost).collect();
+        let costs = Costs { encoder_ns: vec![0; batch.len()], llm_ns, ..Costs::default() };
+        let num_buckets = u32::try_from(ranks.num_buckets()).unwrap_or(u32::MAX);
+        let limits = Limits::new(batch.len(), num_buckets);
+        Ok(filled(batch, &padded(&costs, &limits, Meets::Phase, ranks.accumulation)?, num_buckets))
     }
 
     /// A step where each microbatch's encoder work is shared out by units over all ranks, in nanoseconds.
@@ -317,66 +346,9 @@ pub(crate) fn units_ns(encoder_ns: u64, segments: &[(u32, u32)]) -> Vec<u64> {
     units
 }
 
-/// What the first line and both lines give over the best of the other ways.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Gains {
-    /// The best of the other ways.
-    pub(crate) best: Way,
-    /// Its step over ours.
-    pub(crate) line: Estimate,
-    /// Its step over that with both lines.
-    pub(crate) both: Estimate,
-}
-
-/// What is worth adding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Advice {
-    Nothing,
-    Line,
-    Both,
-}
-
-impl Advice {
-    /// Its name in JSON.
-    pub(crate) const fn key(self) -> &'static str {
-        match self {
-            Self::Nothing => "nothing",
-            Self::Line => "line",
-            Self::Both => "both",
-        }
-    }
-}
-
-/// A gain below this is not worth a change of code, and the second line not worth its own.
-const GAIN_MIN: f64 = 1.01;
-
-impl Gains {
-    /// Of all ways, as [`Mixture::simulate`] gives them.
-    pub(crate) fn of(all: &[Simulated]) -> Self {
-        let one = Estimate { mean: 1.0, half: None };
-        let of = |way| all.iter().find(|s| s.way == way).map_or(one, |s| s.over_bound);
-        let others = all.iter().filter(|simulated| simulated.way.is_other());
-        let best = others.min_by(|a, b| a.over_bound.mean.total_cmp(&b.over_bound.mean));
-        let best = best.map_or(Way::Arrival, |simulated| simulated.way);
-        Self { best, line: of(best).over(of(Way::Line)), both: of(best).over(of(Way::Both)) }
-    }
-
-    /// A line pays where its gain is 1 % at least and certain; the second where it adds as much, and can be had.
-    pub(crate) fn advice(&self, has_second_line: bool) -> Advice {
-        let pays = |gain: Estimate| gain.mean >= GAIN_MIN && gain.low() > 1.0;
-        let second = if pays(self.line) { self.line.mean * GAIN_MIN } else { GAIN_MIN };
-        if has_second_line && pays(self.both) && self.both.mean >= second {
-            Advice::Both
-        } else if pays(self.line) {
-            Advice::Line
-        } else {
-            Advice::Nothing
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::gains::{Advice, Gains};
     use super::*;
 
     const TWO: Setup =
@@ -420,7 +392,8 @@ mod tests {
         // Padded, LLM work of 2 and 4 is 4 + 4: {8, 6} and {4, 2} take 8 + 8 and 8; grouped, 6 + 8 and 2 + 8. The line puts those
         // of 4 together, 2 + 8, and those of 2, 6 + 4. Both lines take 4 + 8.
         let found = ratios(&four, Setup { is_padded: true, ..TWO });
-        assert_eq!(found, [1.6, 1.4, 1.6, 1.0, 1.2]);
+        // Rebalanced by tokens, 5 and 4 | 3 and 1, is grouped's cut; without padding the line takes 10.
+        assert_eq!(found, [1.6, 1.4, 1.6, 1.4, 1.0, 1.2, 1.0]);
 
         let gains = |ranks| Gains::of(&four.simulate(ranks, 0).unwrap());
         let (step, phase) = (gains(TWO), gains(phase));

@@ -6,8 +6,9 @@ use super::counted;
 use crate::Failure;
 use crate::advice::code::{Code, quoted};
 use crate::advice::estimate::Estimate;
+use crate::advice::gains::{Advice, Gains};
 use crate::advice::step_times::{StepTimes, Waiting};
-use crate::advice::ways::{Advice, Gains, Setup, Simulated, Way};
+use crate::advice::ways::{Setup, Simulated, Way};
 use crate::args;
 use dflop_schedule::Meets;
 use dflop_types::number::{self, percent, whole_percent};
@@ -130,15 +131,21 @@ impl Advised {
             let gain = match simulated.way {
                 Way::Line => self.gains.line.times(),
                 Way::Both => self.gains.both.times(),
+                Way::Removed => self.gains.removed.map_or_else(String::new, Estimate::times),
                 way if way == self.gains.best => "best other way".to_owned(),
                 _ => String::new(),
             };
-            let name =
-                format!("{}{}", if simulated.way.is_other() { "" } else { "dflop, " }, simulated.way.name());
+            // Rows that are padded are not packed.
+            let way = if is_padded && simulated.way == Way::Packed {
+                "spread by tokens"
+            } else {
+                simulated.way.name()
+            };
+            let name = format!("{}{way}", if simulated.way.is_other() { "" } else { "dflop, " });
             outln!("{}", format!("{name:<28}{:<30}{gain}", simulated.over_bound.text()).trim_end());
         }
         outln!();
-        let padding = padding(all, self.advice, is_padded);
+        let padding = padding(all, self.advice, self.gains);
         let rest = if is_padded { "the optimizer and memory" } else { "the optimizer, padding and memory" };
         let not_in_it = format!(
             "not in it: communication between ranks, data loading, {rest}; their time makes the gain smaller."
@@ -156,7 +163,7 @@ impl Advised {
 
     /// What to do.
     fn verdict(&self) -> String {
-        let Gains { best, line, both } = self.gains;
+        let Gains { best, line, both, .. } = self.gains;
         let best_way = format!("{}, the best other way", best.name());
         let mut text = match self.advice {
             Advice::Nothing => format!(
@@ -247,6 +254,7 @@ impl Advised {
             "best_other": self.gains.best.key(),
             "line_ratio": estimate(self.gains.line),
             "both_ratio": estimate(self.gains.both),
+            "removed_ratio": self.gains.removed.map(estimate),
             "advice": self.advice.key(),
             "are_alike": self.are_alike,
             "num_giants": self.num_giants,
@@ -259,27 +267,30 @@ impl Advised {
 /// Padding below this part of the tokens is not worth a line of code.
 const PADDING_RATIO_MIN: f64 = 1.05;
 
-/// What padding adds, if the user's collation pads (where it `is_padded`, that is known), and what helps; `None` where it adds
-/// little.
-fn padding(all: &[Simulated], advice: Advice, is_padded: bool) -> Option<String> {
+/// What padding adds, if the user's collation pads, and what helps; `None` where it adds little and nobody asked.
+fn padding(all: &[Simulated], advice: Advice, gains: Gains) -> Option<String> {
     let of = |way: Way| all.iter().find(|simulated| simulated.way == way)?.padding_ratio;
     let (chosen, what) = match advice {
         Advice::Nothing => (of(Way::Arrival)?, "a microbatch in arrival order"),
         Advice::Line => (of(Way::Line)?, "a microbatch of the first line"),
         Advice::Both => (of(Way::Both)?, "a microbatch of both lines"),
     };
+    if let Some(removed) = gains.removed {
+        return Some(format!(
+            "padded, {what} has {} tokens for each real one. With `dflop.integrations.remove_padding(model)`, which computes the \
+             real ones alone, and without `is_padded`, the first line is {} as fast as {}.",
+            number::number(chosen),
+            removed.times(),
+            gains.best.name()
+        ));
+    }
     (chosen >= PADDING_RATIO_MIN).then(|| {
         let grouped = of(Way::Grouped).map_or_else(String::new, |ratio| {
             format!(" (grouped by length {}, with batches of like samples)", number::number(ratio))
         });
-        let (start, more) = if is_padded {
-            ("padded", "")
-        } else {
-            ("if your collation pads", " `--padded` simulates every way with padding.")
-        };
         format!(
-            "{start}, {what} has {} tokens for each real one{grouped}: `dflop.integrations.remove_padding(model)` computes the \
-             real ones alone.{more}",
+            "if your collation pads, {what} has {} tokens for each real one{grouped}: \
+             `dflop.integrations.remove_padding(model)` computes the real ones alone. `--padded` simulates every way with padding.",
             number::number(chosen)
         )
     })
