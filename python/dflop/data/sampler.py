@@ -233,8 +233,8 @@ class BalancedBatchSampler:
 
         Raises:
             ValueError: The state is of other data, global batch size, buckets, seed, order or giants; or it
-                stands inside a global batch that was balanced by other costs, caps, `meets` or `is_padded`, or whose
-                remaining buckets do not divide among the replicas.
+                stands inside a global batch that was balanced by other costs, caps, `meets` or `is_padded`,
+                or whose remaining buckets do not divide among the replicas.
         """
         self._start = self._settled(self._position_of(state))
         self._running = None

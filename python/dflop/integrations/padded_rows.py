@@ -56,7 +56,7 @@ class WatchedCollation:
         return {**self.__dict__, "_is_removed": self._is_removed or is_removed()}
 
     def _look(self, batch: Any) -> None:
-        mask = batch.get("attention_mask", None) if hasattr(batch, "get") else None
+        mask: Any = batch.get("attention_mask", None) if hasattr(batch, "get") else None
         # Without a mask of (rows, tokens) nothing says where padding is.
         if getattr(mask, "ndim", 0) != 2 or mask.shape[0] < 2:
             return
