@@ -118,8 +118,8 @@ class BalancedStream(IterableDataset):
             state: Of `state_dict`.
 
         Raises:
-            ValueError: The state is of another global batch size, other buckets, caps, `meets`, `is_padded` or
-                seed, or its remaining buckets do not divide among the replicas.
+            ValueError: The state is of another global batch size, other buckets, caps, `meets`,
+                `is_padded` or seed, or its remaining buckets do not divide among the replicas.
         """
         for name, mine in self._identity().items():
             # States before there was `is_padded` knew no padding.
