@@ -78,7 +78,7 @@ def llm_tokens(size: tuple[int, int]) -> int:
 
 
 def batches_of(
-    arm: str, sizes: list[tuple[int, int]], costs: list[tuple[int, int]], num_ranks: int, meets: str
+    arm: str, sizes: list[tuple[int, int]], costs: list[tuple[int, int]], num_ranks: int, meets: Any
 ) -> list[list[list[int]]]:
     """Samples of [rank][microbatch] of an epoch."""
     from dflop import BalancedBatchSampler
@@ -101,7 +101,7 @@ def batches_of(
         ranks = [
             BalancedBatchSampler(
                 mine, BATCH_SIZE, num_ranks, rank, seed=SEED, meets=meets, is_padded=arm == "line-padded"
-            )  # type: ignore[arg-type]
+            )
             for rank in range(num_ranks)
         ]
         return [list(sampler) for sampler in ranks]
@@ -229,7 +229,7 @@ def make_model(is_padded: bool = False) -> Any:
         image_token_id=IMAGE_TOKEN,
         tie_word_embeddings=False,
     )
-    model = InternVLForConditionalGeneration(config)
+    model: Any = InternVLForConditionalGeneration(config)
     if not is_padded:
         model.config.text_config._attn_implementation = PACKED
     return model.train()
@@ -319,7 +319,8 @@ def run_arm(
     trainer = Trainer(model, arguments, collated, data, callbacks=[clock])  # type: ignore[arg-type]
     if layout == "fsdp2":
         # accelerate knows no FSDP on a CPU: the model comes sharded, and is not to be wrapped again.
-        trainer.accelerator.prepare_model = lambda module, **_: module
+        accelerator: Any = trainer.accelerator
+        accelerator.prepare_model = lambda module, **_: module
     loader: DataLoader[Any] = DataLoader(data, batch_sampler=batches, collate_fn=collated)  # type: ignore[arg-type]
     trainer.get_train_dataloader = lambda: keep_batches(trainer.accelerator, loader)
     # The trainer says on stdout what it logs; stdout is ours.

@@ -133,7 +133,7 @@ class Shapes:
             feature_tokens += shape.feature_tokens
         return segments, feature_tokens
 
-    def words(self, draw: random.Random, kind: str) -> tuple[int, int]:
+    def words(self, draw: random.Random, kind: str) -> tuple[int, ...]:
         """Words of the prompt and of the answer."""
         if kind == "video":
             return 12, *self.row(draw, "activitynet_caption_words")

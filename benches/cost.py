@@ -145,7 +145,7 @@ class Bench:
         self.request = request
         self.device = torch.device(request["device"])
         self.dtype = getattr(torch, request["dtype"])
-        self.adapter = load_adapter(request["model_dir"])
+        self.adapter: Any = load_adapter(request["model_dir"])
         self.modules: dict[tuple[int, int], Any] = {}
         self.generator = torch.Generator().manual_seed(0)
 

@@ -134,7 +134,7 @@ def make_model(folder: Path) -> Any:
     from dflop.models import load_adapter
     from dflop.models.packing import PACKED
 
-    adapter = load_adapter(folder / "model")
+    adapter: Any = load_adapter(folder / "model")
     model = adapter.model_class.from_pretrained(folder / "model", dtype=torch.float32)
     model.config.text_config._attn_implementation = PACKED
     model.config.text_config.use_cache = False
@@ -200,7 +200,8 @@ def train(
     trainer = Trainer(model, arguments, collate_row, rows, callbacks=[clock])  # type: ignore[arg-type]
     if layout == "fsdp2":
         # accelerate knows no FSDP on a CPU: the model comes sharded, and is not to be wrapped again.
-        trainer.accelerator.prepare_model = lambda module, **_: module
+        accelerator: Any = trainer.accelerator
+        accelerator.prepare_model = lambda module, **_: module
     dataset: Any = rows
     loader: DataLoader[Any] = DataLoader(
         dataset, batch_size=1, shuffle=False, collate_fn=collate_row, num_workers=num_workers

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -19,7 +19,7 @@ TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "n
 def prepare(
     folder: Path,
     num_samples: int,
-    fields: dict[str, object],
+    fields: Mapping[str, object],
     *,
     more: str = "",
     is_tiny: bool = True,
@@ -67,7 +67,8 @@ def write_weights(folder: Path, seed: int) -> None:
     from dflop.models import load_adapter
 
     saved = folder / "saved"
-    load_adapter(folder / "model").reference_model(seed).save_pretrained(saved)
+    adapter: Any = load_adapter(folder / "model")
+    adapter.reference_model(seed).save_pretrained(saved)
     for path in saved.glob("*.safetensors*"):
         path.rename(folder / "model" / path.name)
 

@@ -80,7 +80,8 @@ def simulated_ns(folder: Path) -> dict[tuple[int, str], int]:
 
     names = ("plan.json", "data_profile.parquet", "model_profile.json")
     seed = json.loads((folder / "plan.json").read_text())["seed"]
-    scheduler = StepScheduler(*(str(folder / name) for name in names), seed)
+    plan, data, model = (str(folder / name) for name in names)
+    scheduler = StepScheduler(plan, data, model, seed)
     schedules = {(s["step"], s["arm"]): s["schedule"] for s in lines(folder / "run" / "schedules.jsonl")}
     found: dict[tuple[int, str], int] = {}
     for trace in lines(folder / "run" / "trace.jsonl"):
