@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import itertools
 import os
 import pickle
 import signal
@@ -21,23 +22,21 @@ class Rank:
         self.status, self.result, self.stderr = status, result, stderr
 
 
-_PORTS = iter(())
+_BEGIN = 10_000 + os.getpid() * 997 % 20_000
+_PORTS = itertools.cycle(range(_BEGIN, _BEGIN + 1_000))
+"""Below those that the system gives to connections (32768 on, on Linux), which may be taken before somebody listens.
+
+Processes that run tests beside each other begin at different places.
+"""
 
 
 def free_port():
-    """A port of this machine that nobody listens on.
-
-    Below those that the system gives to connections (32768 on, on Linux): between this call and the listening one of those
-    may be taken. Processes that run tests beside each other begin at different places.
-    """
-    global _PORTS
+    """A port of this machine that nobody listens on."""
     for port in _PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    begin = 10_000 + os.getpid() * 997 % 20_000
-    _PORTS = iter(range(begin, begin + 1_000))
-    return free_port()
+    raise AssertionError("an endless list has ended")
 
 
 def environment(rank, num_ranks, port):

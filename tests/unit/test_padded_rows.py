@@ -46,7 +46,7 @@ def batches(collate, lengths=LENGTHS, **options):
 
 
 def test_padding_that_nobody_knows_of_is_said_once():
-    """With its size and what helps, after some batches; the batches are those of the collation."""
+    """The warning has the size of the padding and what helps. The batches stay those of the collation."""
     with pytest.warns(UserWarning, match=r"rows are padded: 1\.\d+ tokens .* `is_padded=True`") as said:
         found = list(balanced_loader(LENGTHS, [(0, length) for length in LENGTHS], 4, collate_fn=padded))
     assert len(said) == 1

@@ -3,6 +3,7 @@
 //! Every bound looks at one column of costs. It is computed for the encoder, for the LLM, and for half of their sum, because
 //! the worse of two loads is at least their mean. The largest of all these bounds is used.
 
+use crate::bisection::least;
 use crate::sorted_batch::{SortedBatch, plus, worse};
 
 /// A load, in nanoseconds, that the worst bucket of any assignment reaches.
@@ -34,12 +35,8 @@ pub(crate) fn lower_bound(batch: &SortedBatch, reached: i64) -> i64 {
 ///
 /// Every load that fails is proof on its own, so bisection may miss the best bound and never gives a wrong one.
 fn bisect(known: i64, reached: i64, fails: impl Fn(i64) -> bool) -> i64 {
-    let (mut low, mut high) = (known, reached.max(known));
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if fails(middle) { low = middle + 1 } else { high = middle }
-    }
-    low
+    let (low, high) = (known.cast_unsigned(), reached.max(known).cast_unsigned());
+    least(low, high, |load| !fails(load.cast_signed())).cast_signed()
 }
 
 /// The sums of the first 0, 1, 2, .. of `values`.

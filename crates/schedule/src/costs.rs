@@ -26,6 +26,17 @@ impl Costs {
         self.encoder_ns.len()
     }
 
+    /// The costs of some samples, in their order.
+    pub(crate) fn gather(&self, samples: &(impl Iterator<Item = usize> + Clone)) -> Self {
+        let of = |column: &Vec<u64>| samples.clone().map(|sample| column[sample]).collect::<Vec<u64>>();
+        Self {
+            encoder_ns: of(&self.encoder_ns),
+            llm_ns: of(&self.llm_ns),
+            bytes: self.bytes.as_ref().map(of),
+            tokens: self.tokens.as_ref().map(of),
+        }
+    }
+
     /// `Ok` if the columns agree in length and no sum passes [`TOTAL_MAX`].
     ///
     /// # Errors

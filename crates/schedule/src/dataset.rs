@@ -175,15 +175,7 @@ impl DatasetCosts {
 
     /// The costs of some samples.
     fn gather(&self, samples: &[u32]) -> Costs {
-        let of =
-            |column: &Vec<u64>| samples.iter().map(|&sample| column[sample as usize]).collect::<Vec<u64>>();
-        let Costs { encoder_ns, llm_ns, bytes, tokens } = &self.columns;
-        Costs {
-            encoder_ns: of(encoder_ns),
-            llm_ns: of(llm_ns),
-            bytes: bytes.as_ref().map(of),
-            tokens: tokens.as_ref().map(of),
-        }
+        self.columns.gather(&samples.iter().map(|&sample| sample as usize))
     }
 }
 

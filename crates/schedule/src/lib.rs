@@ -42,6 +42,7 @@
 mod assignment;
 pub mod baseline;
 mod best_fit;
+mod bisection;
 mod bounds;
 mod buckets;
 mod caps;

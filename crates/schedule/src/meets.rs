@@ -350,13 +350,7 @@ impl Search<'_> {
                 left = rest;
                 taken
             };
-            let column = |values: &[u64]| taken.iter().map(|&sample| values[sample]).collect::<Vec<u64>>();
-            let own = Costs {
-                encoder_ns: column(&costs.encoder_ns),
-                llm_ns: column(&costs.llm_ns),
-                bytes: costs.bytes.as_deref().map(column),
-                tokens: costs.tokens.as_deref().map(column),
-            };
+            let own = costs.gather(&taken.iter().copied());
             let max_moves = self.limits.max_moves / u64::from(self.num_microbatches);
             let limits = Limits { num_buckets: num_ranks, max_moves, max_exact_work: 0, ..*self.limits };
             let found = match schedule_to(&own, &limits, self.precision, &self.stop) {

@@ -1,6 +1,7 @@
 //! Sizes under hard caps: how many samples fit some buckets, and how many buckets some samples need.
 
 use crate::best_fit::best_fit;
+use crate::bisection::least;
 use crate::bounds::lower_bound;
 use crate::buckets::Buckets;
 use crate::caps;
@@ -69,25 +70,12 @@ pub fn fewest_buckets(costs: &Costs, limits: &Limits, multiple: u32) -> Result<u
     let multiples = u32::try_from(sizes.len().div_ceil(multiple as usize)).unwrap_or(u32::MAX).max(1);
     // In multiples. So many buckets hold a sample each.
     let enough = |k: u32| best_fit(&sizes, caps, k.saturating_mul(multiple) as usize).is_some();
-    let (mut low, mut high) = (1, multiples);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if is_too_few(&sizes, caps, middle.saturating_mul(multiple)) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    let (least, mut most) = (low, multiples);
-    while low < most {
-        let middle = low + (most - low) / 2;
-        if enough(middle) {
-            most = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    let searched = (least..most).take(SEARCHED_MAX as usize);
+    let least_of = |low: u32, is_enough: &dyn Fn(u32) -> bool| {
+        least(low.into(), multiples.into(), |k| is_enough(k as u32)) as u32
+    };
+    let fewest = least_of(1, &|k| !is_too_few(&sizes, caps, k.saturating_mul(multiple)));
+    let most = least_of(fewest, &enough);
+    let searched = (fewest..most).take(SEARCHED_MAX as usize);
     for k in searched {
         let limits = with(k * multiple);
         limits.check(costs)?;
@@ -112,7 +100,7 @@ fn is_too_few(sizes: &[Size], caps: Size, num_buckets: u32) -> bool {
 }
 
 /// Bytes and tokens of each sample, 0 where there is no cap, and the caps, `u64::MAX` where there is none.
-fn sizes_of(costs: &Costs, limits: &Limits) -> (Vec<Size>, Size) {
+pub(crate) fn sizes_of(costs: &Costs, limits: &Limits) -> (Vec<Size>, Size) {
     let caps = [limits.bucket_bytes_max, limits.bucket_tokens_max];
     let columns = [costs.bytes.as_deref(), costs.tokens.as_deref()];
     let size = |i: usize| {

@@ -10,12 +10,14 @@
 //! makes no bucket's largest cost larger. So runs alone are looked at.
 
 use crate::assignment::sums;
+use crate::bisection::least;
 use crate::costs::{Costs, TOTAL_MAX};
 use crate::dealing::{dealt, microbatches, renumbered};
 use crate::error::BalanceError;
 use crate::limits::Limits;
 use crate::meets::{Meets, NEAR, schedule_for};
-use crate::packing::filled;
+use crate::packing::{filled, sizes_of};
+use crate::sorted_batch::Size;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 
@@ -23,7 +25,7 @@ use std::collections::VecDeque;
 /// all, which is worth more where a rank takes several, or where the encoder's loads are waited for apart.
 const LADDER: [u128; 6] = [16, 17, 19, 22, 28, 40];
 
-/// Samples times buckets up to which the runs that pad least are looked for: some 30 ms for all caps.
+/// Samples times buckets up to which the runs that pad least are looked for: some 90 ms for all caps.
 const TABLE_MAX: usize = 1 << 20;
 
 /// Bucket of each sample such that ranks that meet as `meets` says wait least, where the rows of a bucket are padded.
@@ -33,7 +35,7 @@ const TABLE_MAX: usize = 1 << 20;
 /// No bucket is empty where there are as many samples as buckets. A cap holds for the padded bucket: its number of samples
 /// times its largest size.
 ///
-/// *Complexity*: O(b n log n) for n samples and b buckets, beside that of [`schedule_for`].
+/// *Complexity*: that of [`schedule_for`], and O(b n log n) more for n samples and b buckets.
 ///
 /// # Errors
 /// Those of [`Costs::check`] and [`Limits::check`]; [`BalanceError::Overflow`] where padded costs pass [`TOTAL_MAX`];
@@ -52,8 +54,8 @@ pub fn padded(
     }
     let runs = Runs::new(costs, limits, meets)?;
     let num_ranks = num_buckets / num_microbatches;
-    let Some(least) = runs.least_work() else { return Err(runs.no_packing(limits)) };
-    let caps = LADDER.map(|part| (u128::from(least) * part / 16).min(u64::MAX.into()) as u64);
+    let Some(least_work) = runs.least_work() else { return Err(runs.no_packing()) };
+    let caps = LADDER.map(|part| (u128::from(least_work) * part / 16).min(u64::MAX.into()) as u64);
     // Where one load of each bucket alone is waited for, a higher cap only makes it worse.
     let is_one = meets == Meets::Pipeline || (meets == Meets::Step && num_microbatches == 1);
     let caps = caps.into_iter().chain([u64::MAX]).take(if is_one { 1 } else { usize::MAX });
@@ -65,7 +67,7 @@ pub fn padded(
     let mut weigh = |bucket: Vec<u32>| {
         let (encoder_ns, llm_ns) = padded_loads(costs, &bucket, num_buckets);
         let wait = (meets.wait_ns(&encoder_ns, &llm_ns, num_microbatches), llm_ns.iter().sum());
-        if best.as_ref().is_none_or(|(least, _)| wait < *least) {
+        if best.as_ref().is_none_or(|(shortest, _)| wait < *shortest) {
             best = Some((wait, bucket));
         }
     };
@@ -83,9 +85,8 @@ pub fn padded(
             }
         });
     }
-    if meets != Meets::Pipeline {
-        plain.into_iter().for_each(weigh);
-    }
+    // Its own microbatches may be better than those of these lines.
+    plain.into_iter().for_each(weigh);
     Ok(best.map(|(_, bucket)| bucket).unwrap_or_default())
 }
 
@@ -122,26 +123,15 @@ pub fn padded_loads(costs: &Costs, bucket: &[u32], num_buckets: u32) -> (Vec<u64
 pub fn fitting_padded(costs: &Costs, limits: &Limits) -> Result<usize, BalanceError> {
     costs.check()?;
     limits.check(costs)?;
-    let first = |count: usize| {
-        let of = |column: &Vec<u64>| column[..count].to_vec();
-        Costs {
-            encoder_ns: of(&costs.encoder_ns),
-            llm_ns: of(&costs.llm_ns),
-            bytes: costs.bytes.as_ref().map(of),
-            tokens: costs.tokens.as_ref().map(of),
-        }
+    let num_samples = costs.num_samples();
+    // The same order as that of the cut, so that what fits is what can be cut. Too large costs are refused before.
+    Runs::new(costs, limits, Meets::Step)?;
+    let fits = |count: u64| {
+        let first = Runs::new(&costs.gather(&(0..count as usize)), limits, Meets::Step);
+        first.is_ok_and(|runs| runs.num_needed(u64::MAX) <= runs.num_buckets)
     };
-    let (mut low, mut high) = ((limits.num_buckets as usize).min(costs.num_samples()), costs.num_samples());
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if Runs::new(&first(middle), limits, Meets::Step)?.num_needed(u64::MAX) <= limits.num_buckets as usize
-        {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    Ok(low)
+    let each_alone = (limits.num_buckets as usize).min(num_samples);
+    Ok(least(each_alone as u64, num_samples as u64, |count| !fits(count + 1)) as usize)
 }
 
 /// The samples, longest first, and what a run of them takes.
@@ -152,9 +142,9 @@ struct Runs {
     llm_ns: Vec<u64>,
     /// Encoder work of all samples before each, and of all.
     encoder_before: Vec<u64>,
-    /// Bytes and tokens; 0 where there is no cap.
-    sizes: Vec<[u64; 2]>,
-    caps: [u64; 2],
+    /// Bytes and tokens of each sample; 0 where there is no cap.
+    sizes: Vec<Size>,
+    caps: Size,
     num_buckets: usize,
     meets: Meets,
 }
@@ -174,14 +164,8 @@ impl Runs {
             let (column, sample) = ("samples * longest llm_ns", order[0] as usize);
             return Err(BalanceError::Overflow { column, sample, limit: TOTAL_MAX });
         }
-        let caps = [limits.bucket_bytes_max, limits.bucket_tokens_max];
-        let columns = [costs.bytes.as_deref(), costs.tokens.as_deref()];
-        let size = |&sample: &u32| {
-            [0, 1]
-                .map(|c: usize| columns[c].filter(|_| caps[c].is_some()).map_or(0, |of| of[sample as usize]))
-        };
-        let sizes = order.iter().map(size).collect();
-        let caps = caps.map(|cap| cap.unwrap_or(u64::MAX));
+        let (sizes, caps) = sizes_of(costs, limits);
+        let sizes = order.iter().map(|&sample| sizes[sample as usize]).collect();
         Ok(Self {
             order,
             llm_ns,
@@ -193,50 +177,48 @@ impl Runs {
         })
     }
 
-    /// Why no runs keep the caps: the cap that is to be raised, and by how much.
-    fn no_packing(&self, limits: &Limits) -> BalanceError {
-        let of_column = |column: usize| {
-            let mut other = self.clone();
-            let most = self.sizes.iter().map(|sizes| sizes[column]).max().unwrap_or(0);
-            let (mut low, mut high) = (self.caps[column], most.saturating_mul(self.order.len() as u64));
-            other.caps[column] = high;
-            if other.num_needed(u64::MAX) > self.num_buckets {
-                return None;
+    /// Why no runs keep the caps: one that is too low, and what it would have to be.
+    fn no_packing(mut self) -> BalanceError {
+        let is_broken = |runs: &Self| runs.num_needed(u64::MAX) > runs.num_buckets;
+        let capped: Vec<usize> = (0..2).filter(|&column| self.caps[column] != u64::MAX).collect();
+        // The cap that alone is too low; with none, the first: both together are.
+        let mut column = capped.first().copied().unwrap_or(0);
+        for &alone in &capped {
+            let mut runs = self.clone();
+            runs.caps = [u64::MAX; 2];
+            runs.caps[alone] = self.caps[alone];
+            if is_broken(&runs) {
+                (column, self) = (alone, runs);
+                break;
             }
-            while low < high {
-                let middle = low + (high - low) / 2;
-                other.caps[column] = middle;
-                if other.num_needed(u64::MAX) <= self.num_buckets {
-                    high = middle;
-                } else {
-                    low = middle + 1;
-                }
-            }
-            Some(low)
-        };
-        let capped = |&(_, column): &(&str, usize)| self.caps[column] != u64::MAX;
-        let of_all = || [("bytes", 0), ("tokens", 1)].into_iter().filter(capped);
-        // With both broken there is none that is enough alone.
-        let found = of_all().find_map(|(unit, column)| Some((unit, column, of_column(column)?)));
-        let (unit, column, best) = found
-            .or_else(|| of_all().next().map(|(unit, column)| (unit, column, u64::MAX)))
-            .unwrap_or(("tokens", 1, u64::MAX));
-        let (num_samples, num_buckets) = (self.order.len(), limits.num_buckets);
-        BalanceError::NoPacking { num_samples, num_buckets, unit, cap: self.caps[column], best }
+        }
+        let cap = self.caps[column];
+        let largest = self.sizes.iter().map(|sizes| sizes[column]).max().unwrap_or(0);
+        let best = least(cap, largest.saturating_mul(self.order.len() as u64), |cap| {
+            let mut runs = self.clone();
+            runs.caps[column] = cap;
+            !is_broken(&runs)
+        });
+        let (num_samples, num_buckets) = (self.order.len(), self.num_buckets as u32);
+        BalanceError::NoPacking { num_samples, num_buckets, unit: ["bytes", "tokens"][column], cap, best }
+    }
+
+    /// Whether so many samples, of which the largest have these sizes, keep the caps with their rows padded.
+    fn keeps(&self, count: usize, largest: Size) -> bool {
+        (0..2).all(|c| {
+            self.caps[c] == u64::MAX || count as u128 * u128::from(largest[c]) <= self.caps[c].into()
+        })
     }
 
     /// Whether each bucket keeps the caps with its rows padded.
     fn keeps_caps(&self, bucket: &[u32]) -> bool {
-        let mut held = vec![(0_u128, [0_u64; 2]); self.num_buckets];
+        let mut held = vec![(0, [0; 2]); self.num_buckets];
         for (&sample, sizes) in self.order.iter().zip(&self.sizes) {
             let (count, largest) = &mut held[bucket[sample as usize] as usize];
             *count += 1;
-            *largest = [0, 1].map(|column: usize| largest[column].max(sizes[column]));
+            *largest = [0, 1].map(|column: usize| sizes[column].max(largest[column]));
         }
-        let keeps = |count: u128, largest: [u64; 2]| {
-            (0..2).all(|c| self.caps[c] == u64::MAX || count * u128::from(largest[c]) <= self.caps[c].into())
-        };
-        held.iter().all(|&(count, largest)| keeps(count, largest))
+        held.into_iter().all(|(count, largest)| self.keeps(count, largest))
     }
 
     /// What a rank spends on the run from `first` to before `end`.
@@ -256,13 +238,11 @@ impl Runs {
         for first in 0..num {
             end = end.max(first);
             while end < num && self.work(first, end + 1) <= cap {
-                let count = (end + 1 - first) as u128;
-                let fits = |column: usize| {
-                    let largest = queues[column].front().map_or(0, |&at| self.sizes[at][column]);
-                    let largest = largest.max(self.sizes[end][column]);
-                    self.caps[column] == u64::MAX || u128::from(largest) * count <= self.caps[column].into()
-                };
-                if !(fits(0) && fits(1)) {
+                let largest = [0, 1].map(|column: usize| {
+                    let before = queues[column].front().map_or(0, |&at| self.sizes[at][column]);
+                    before.max(self.sizes[end][column])
+                });
+                if !self.keeps(end + 1 - first, largest) {
                     break;
                 }
                 for (column, queue) in queues.iter_mut().enumerate() {
@@ -300,29 +280,15 @@ impl Runs {
     /// The least work of the worst bucket; `None` where no runs keep the caps.
     fn least_work(&self) -> Option<u64> {
         let is_enough = |cap: u64| self.num_needed(cap) <= self.num_buckets;
-        if self.order.is_empty() {
-            return Some(0);
-        }
-        let (mut low, mut high) = (0, self.work(0, self.order.len()));
-        if !is_enough(high) {
-            return None;
-        }
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if is_enough(middle) {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
-        }
-        Some(low)
+        let all = if self.order.is_empty() { 0 } else { self.work(0, self.order.len()) };
+        is_enough(all).then(|| least(0, all, is_enough))
     }
 
     /// Bucket of each sample, in the caller's order: runs of work at most `cap`, as many as there are buckets, that pad least
     /// in all.
     ///
-    /// Row after row of a dynamic program, the least padded work of the first samples in so many runs. Where a row's best last
-    /// run begins never moves back as samples are added (padded work is a Monge array), so each row is found by halving.
+    /// A dynamic program: row k has the least padded work of the first samples in k runs. As samples are added, the begin of the
+    /// best last run never moves back (padded work is a Monge array). So the middle of a row splits the search for its two halves.
     fn cut(&self, cap: u64) -> Vec<u32> {
         let num = self.order.len();
         let num_runs = self.num_buckets.min(num);
@@ -339,8 +305,8 @@ impl Runs {
             }
             *found = first;
         }
-        let mut least = vec![u64::MAX; num + 1];
-        least[0] = 0;
+        let mut padded = vec![u64::MAX; num + 1];
+        padded[0] = 0;
         let mut begins = vec![vec![0_u32; num + 1]; num_runs];
         // With one run fewer, the furthest sample that is reached.
         let mut reach = 0;
@@ -357,7 +323,7 @@ impl Runs {
                 let end = low + (high - low) / 2;
                 let (earliest, latest) = span(end);
                 let of =
-                    |begin: usize| least[begin].saturating_add(self.llm_ns[begin] * (end - begin) as u64);
+                    |begin: usize| padded[begin].saturating_add(self.llm_ns[begin] * (end - begin) as u64);
                 let best =
                     (earliest.max(from)..=latest.min(to)).min_by_key(|&begin| of(begin)).unwrap_or(earliest);
                 row[end] = of(best);
@@ -365,7 +331,7 @@ impl Runs {
                 open.push((low, end - 1, from, best));
                 open.push((end + 1, high, best, to));
             }
-            least = row;
+            padded = row;
             reach = reached;
         }
         let mut bucket = vec![0; num];

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dflop._native import GlobalBatches
 from dflop.data.costs import Costs, costs, warn_of_bad
 from dflop.data.iteration import EpochPosition, Iteration
-from dflop.data.split import Meets, Split, whole_number
+from dflop.data.split import OF_OLD_STATES, Meets, Split, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -418,8 +418,7 @@ class BalancedBatchSampler:
             # The first version knew this objective alone, and no digest.
             return self._split.num_replicas
         for name, mine in inside.items():
-            # States before there was `is_padded` knew no padding.
-            theirs = state.get(name, 0 if name == "is_padded" else None)
+            theirs = state.get(name, OF_OLD_STATES.get(name))
             if theirs != mine:
                 message = (
                     f"the state stands inside a global batch that was balanced with `{name}` {theirs}, "

@@ -11,6 +11,9 @@ Meets = Literal["step", "phase", "pipeline"]
 
 MEETS = ("step", "phase", "pipeline")
 
+OF_OLD_STATES = {"is_padded": 0}
+"""What a state means that is older than a field."""
+
 
 @dataclass(frozen=True)
 class Split:

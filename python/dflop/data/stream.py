@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dflop.data.costs import costs
-from dflop.data.split import Meets, Split, whole_number
+from dflop.data.split import OF_OLD_STATES, Meets, Split, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -122,8 +122,7 @@ class BalancedStream(IterableDataset):
                 `is_padded` or seed, or its remaining buckets do not divide among the replicas.
         """
         for name, mine in self._identity().items():
-            # States before there was `is_padded` knew no padding.
-            theirs = state.get(name, 0 if name == "is_padded" else None)
+            theirs = state.get(name, OF_OLD_STATES.get(name))
             if theirs != mine:
                 message = f"the state has `{name}` {theirs}, this stream {mine}, must be equal"
                 raise ValueError(message)

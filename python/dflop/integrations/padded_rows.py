@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NUM_BATCHES = 16
-"""Batches that are looked at: some per cent of padding more or less is no news."""
+"""Batches that are looked at before anything is said: their mean is known to some per cent."""
 
 RATIO_MIN = 1.1
 """Tokens with padding for each real one from which on it is said."""

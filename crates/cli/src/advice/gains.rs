@@ -12,7 +12,7 @@ pub(crate) struct Gains {
     pub(crate) line: Estimate,
     /// Its step over that with both lines.
     pub(crate) both: Estimate,
-    /// Where rows are padded: its step over that of the first line without padding.
+    /// Its step over that of the first line with `remove_padding`; `None` where rows are not padded.
     pub(crate) removed: Option<Estimate>,
 }
 

@@ -389,8 +389,9 @@ mod tests {
             all.iter().filter_map(|way| Some((way.padding_ratio? * 13.0).round())).collect();
         assert_eq!(padded[..4], [18.0, 16.0, 18.0, 18.0]);
 
-        // Padded, LLM work of 2 and 4 is 4 + 4: {8, 6} and {4, 2} take 8 + 8 and 8; grouped, 6 + 8 and 2 + 8. The line puts those
-        // of 4 together, 2 + 8, and those of 2, 6 + 4. Both lines take 4 + 8.
+        // With padding, a bucket of two samples takes twice its larger LLM work. In arrival order the ranks take 8 + 8 and 8, grouped
+        // 6 + 8 and 2 + 8. The first line puts the LLM works 4, 4 and 2, 2 together: the ranks take 2 + 8 and 6 + 4. With both
+        // lines each rank takes 4 on the encoder, and then the slower one 8 on the LLM.
         let found = ratios(&four, Setup { is_padded: true, ..TWO });
         // Rebalanced by tokens, 5 and 4 | 3 and 1, is grouped's cut; without padding the line takes 10.
         assert_eq!(found, [1.6, 1.4, 1.6, 1.4, 1.0, 1.2, 1.0]);
