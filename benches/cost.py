@@ -1,13 +1,15 @@
 """Error of the cost and memory models on shapes that were not measured.
 
-Usage: python benches/cost.py OUT.json [--model DIR --device cuda --dtype bfloat16] [--profile FILE]
+Usage: python benches/cost.py OUT.json [--profile FILE] [--model DIR --layers 8] [--device cuda --dtype D]
 
 A model is profiled (`dflop profile model`), then whole stages of it run forward and backward on random packs
 of mixed lengths and random numbers of tiles, by the code that trains (`runtime/stage.py`), in interleaved
 rounds. Medians are held against what `CostModel` predicts from the profile; tensor bytes, counted over one
 run, against the memory model.
 
-Without `--model`: LLaVA-OneVision at a middle size, made from the demo's, on one thread of a CPU.
+Without `--model`: LLaVA-OneVision at a middle size, made from the demo's, on one thread of a CPU. A model is
+judged by a profile that is there (`--profile`), within the sizes it measured; of its LLM backbone
+`--layers` are built, so that all stages fit one device.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ def dflop(*arguments: object, folder: Path) -> None:
     )
 
 
-def make_model(folder: Path, model: Path | None, device: str, dtype: str) -> None:
-    """Demo data with its configuration; its model at a middle size, or `model` in its place."""
+def make_model(folder: Path, device: str, dtype: str) -> None:
+    """Demo data with its configuration; its model at a middle size."""
     dflop("demo-data", folder, "--samples", 48, folder=folder)
     config = folder / "dflop.yaml"
     text = (
@@ -72,12 +74,36 @@ def make_model(folder: Path, model: Path | None, device: str, dtype: str) -> Non
     config.write_text(text)
     path = folder / "model" / "config.json"
     settings = json.loads(path.read_text())
-    if model is None:
-        settings["vision_config"].update(VISION)
-        settings["text_config"].update(TEXT)
-    else:
-        settings = json.loads((model / "config.json").read_text())
+    settings["vision_config"].update(VISION)
+    settings["text_config"].update(TEXT)
     path.write_text(json.dumps(settings, indent=1))
+
+
+def request_of(
+    folder: Path, model: Path, layers: int, profile: Path, device: str, dtype: str
+) -> dict[str, Any]:
+    """What `profile` was measured with, of the model with so many layers in its LLM backbone."""
+    settings = json.loads((model / "config.json").read_text())
+    text = settings.get("text_config", settings)
+    text["num_hidden_layers"] = min(layers, text["num_hidden_layers"])
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(settings, indent=1))
+    modules = json.loads(profile.read_text())["modules"]
+
+    def largest(name: str, part: str = "linear") -> int:
+        return modules[name][part]["points"][-1]["size"]
+
+    return {
+        "model_dir": str(folder / "model"),
+        "out": str(profile.resolve()),
+        "device": device,
+        "dtype": dtype,
+        "environment": {},
+        "max_encoder_tokens": largest("encoder_layer"),
+        "max_llm_tokens": largest("llm_layer"),
+        "max_segment_tokens": largest("llm_layer", "attention"),
+        "max_label_tokens": largest("llm_head"),
+    }
 
 
 def profile_request(folder: Path) -> dict[str, Any]:
@@ -152,14 +178,20 @@ class Bench:
     def module(self, layers: tuple[int, int]) -> Any:
         """The encoder for no layers, else a stage; gradients are in place, as in training."""
         if layers not in self.modules:
-            place = (self.device, self.dtype, 0)
+            torch = self.torch
+            place = (self.device, self.dtype, None)
             made = (
                 self.adapter.build_llm_stage(*layers, *place)
                 if layers[1]
                 else self.adapter.build_encoder(*place)
             )
             for parameter in made.train().parameters():
-                parameter.grad = self.torch.zeros_like(parameter)
+                with torch.no_grad():
+                    # Values of no account, made where they are used: billions of them.
+                    parameter.fill_(1.0) if parameter.dim() < 2 else parameter.normal_(0.0, 0.02)
+                # As in training.
+                parameter.grad_dtype = torch.float32
+                parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
             self.modules[layers] = made
         return self.modules[layers]
 
@@ -384,7 +416,10 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--model", type=Path, help="folder with a config.json of a family that trains")
+    parser.add_argument(
+        "--model", type=Path, help="folder with a config.json of a family that trains in tiles"
+    )
+    parser.add_argument("--layers", type=int, default=8, help="of the LLM backbone of --model, at most")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--profile", type=Path, help="model profile to judge, instead of one made here")
@@ -399,13 +434,19 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_model(folder, asked.model, asked.device, asked.dtype)
-        dflop("profile", "data", folder=folder)
-        request = {**profile_request(folder), "budget_s": asked.profile_seconds}
-        if asked.profile is not None:
-            request["out"] = str(asked.profile.resolve())
-        elif status := launch(request):
-            return status
+        if asked.model is not None:
+            if asked.profile is None:
+                parser.error("--model needs --profile")
+            place = (asked.profile, asked.device, asked.dtype)
+            request = request_of(folder, asked.model, asked.layers, *place)
+        else:
+            make_model(folder, asked.device, asked.dtype)
+            dflop("profile", "data", folder=folder)
+            request = {**profile_request(folder), "budget_s": asked.profile_seconds}
+            if asked.profile is not None:
+                request["out"] = str(asked.profile.resolve())
+            elif status := launch(request):
+                return status
         (folder / "request.json").write_text(json.dumps(request))
         command = [sys.executable, __file__, str(asked.out), "--folder", name]
         command += ["--measure-seconds", str(asked.measure_seconds)]

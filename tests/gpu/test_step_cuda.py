@@ -1,6 +1,7 @@
 """On GPUs: a training step over NCCL gives the loss and the gradients of one process on a CPU.
 
-One GPU a rank; where there are fewer, ranks share them if this NCCL lets them.
+One GPU a rank. Where there are fewer, ranks share them: each then tells NCCL that it is a host of its own, since
+NCCL refuses two ranks of one host on one GPU, and they talk over the loopback interface.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import warnings
 
 import pytest
 import tiny_llava
@@ -21,6 +23,7 @@ from toy_run import (
     make_schedule,
     toy_sample,
     warm_model_dir,
+    write_colocated,
     write_plan,
 )
 
@@ -36,9 +39,11 @@ LLM = {
 TIMEOUT_S = 120.0
 
 
-def play(index, kind, plan_path, model_dir, store, llm, encoder_dp, answer):
+def play(index, kind, plan_path, model_dir, store, llm, encoder_dp, is_shared, answer):
     """One rank: two steps, the second with all connections and kernels there."""
     try:
+        if is_shared:
+            os.environ |= {"NCCL_HOSTID": f"rank {index}", "NCCL_SOCKET_IFNAME": "lo"}
         device = torch.device("cpu")
         if kind == "cuda":
             device = torch.device("cuda", index % torch.cuda.device_count())
@@ -60,13 +65,15 @@ def play(index, kind, plan_path, model_dir, store, llm, encoder_dp, answer):
         answer.send(f"{type(error).__name__}: {error}")
 
 
-def steps_of(kind, plan_path, num_ranks, model_dir, store, llm, encoder_dp):
+def steps_of(kind, plan_path, num_ranks, model_dir, store, llm, encoder_dp, is_shared):
     """What each rank answers."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     processes = [
         context.Process(
-            target=play, args=(r, kind, plan_path, model_dir, store, llm, encoder_dp, sending), daemon=True
+            target=play,
+            args=(r, kind, plan_path, model_dir, store, llm, encoder_dp, is_shared, sending),
+            daemon=True,
         )
         for r, (_, sending) in enumerate(pipes)
     ]
@@ -97,23 +104,48 @@ def expected_of(model_dir):
 
 
 @pytest.mark.parametrize("layout", [(1, 1, 1), (1, 1, 2), (2, 2, 2)], ids=str)
-def test_a_step_over_nccl_is_that_of_one_process(layout, tmp_path, monkeypatch):
+def test_a_step_over_nccl_is_that_of_one_process(layout, tmp_path):
     """A first step that hangs is found here: NCCL connects ranks when they first talk."""
     encoder_dp, llm_dp, llm_pp = layout
     model_dir = warm_model_dir(tmp_path)
     plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(LLM[llm_dp]))
     is_shared = torch.cuda.device_count() < plan.num_ranks
-    if is_shared:
-        monkeypatch.setitem(os.environ, "NCCL_MULTI_RANK_GPU_ENABLE", "1")
     paths = (tmp_path / "plan.json", plan.num_ranks, model_dir, tmp_path / "store")
-    answers = steps_of("cuda", *paths, LLM[llm_dp], encoder_dp)
-    if is_shared and any(
-        isinstance(a, str) and ("Duplicate GPU" in a or "invalid usage" in a) for a in answers
-    ):
-        pytest.skip("fewer GPUs than ranks, and this NCCL does not let ranks share one")
+    answers = steps_of("cuda", *paths, LLM[llm_dp], encoder_dp, is_shared)
     assert not [answer for answer in answers if isinstance(answer, str)], answers
     loss, norm = expected_of(model_dir)
     for step in range(2):
         assert sum(answer[step][0] for answer in answers) == pytest.approx(loss, rel=1e-4)
         assert all(answer[step][1] == pytest.approx(norm, rel=1e-3) for answer in answers)
         assert all(answer[step][2] for answer in answers), "spans do not follow each other"
+
+
+def test_no_action_waits_for_the_device(tmp_path):
+    """The host only issues: between the first action and the last it never waits, so the GPU never waits for it."""
+    model_dir = warm_model_dir(tmp_path)
+    plan = write_colocated(tmp_path / "plan.json", 1, len(LLM[1]))
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    parts = RankParts(plan, model_dir, tmp_path / "store", 0, TIMEOUT_S, device)
+    try:
+        schedule = make_schedule(LLM[1], 1)
+        parts.step(schedule)
+        work = parts.work(schedule)
+        steps = parts.executor.prepare(work, schedule)
+        found = []
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+
+            def watch(action):
+                found.append((action, len(told)))
+
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                parts.executor.run_step(work, steps, watch)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        # After the last action the loss is read, which waits.
+        assert len(found) == 4 * len(LLM[1])
+        assert found[-1][1] == 0, [str(warning.message) for warning in told]
+    finally:
+        dist.destroy_process_group()

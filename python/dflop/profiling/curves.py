@@ -61,7 +61,9 @@ class Built:
         self.module: nn.Module = piece.build(settings)
         for parameter in self.module.parameters():
             if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+                # As in training, which sums gradients in float32 for weights of any type.
+                parameter.grad_dtype = torch.float32
+                parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
 
     @property
     def signature(self) -> tuple[tuple[str, tuple[int, ...], bool], ...]:

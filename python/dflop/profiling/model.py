@@ -51,11 +51,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("dflop")
 
-METHOD = 5
+METHOD = 6
 """Version of the way of measuring. It is raised when older records are no longer comparable."""
 # Share of the time budget for the whole model, if there are variants.
 _WHOLE_SHARE = 0.6
 _OPTIMIZER_STEPS = 20
+# So many parameters are enough to time the optimizer: with their states they take 4 GB, many times any cache.
+_OPTIMIZER_PARAMETERS = 256_000_000
 _HEAP_BYTES = 512 << 20
 
 
@@ -329,27 +331,46 @@ def _no_collection() -> Iterator[None]:
 def _time_optimizer(built: Sequence[Built], device: torch.device) -> int:
     """Median time of the end of a step, in nanoseconds for each 1,000,000 parameters.
 
-    It has the norm of the gradients, AdamW and zeroing; gradients are views of one tensor, as in training.
-    Summing gradients over replicas is not measured here.
+    As training ends a step: the norm of the gradients, which are views of one float32 tensor, AdamW in
+    float32, on a copy of the weights where they have another type, their rounding, and zeroing. Of a large
+    model some of the parameters are enough. Summing gradients over replicas is not measured here.
     """
-    parameters = [parameter for one in built for parameter in one.module.parameters()]
-    before = [parameter.grad for parameter in parameters]
-    dtype = parameters[0].dtype
-    flat = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=dtype, device=device)
-    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
+    weights = _some_parameters(built)
+    sizes = [weight.numel() for weight in weights]
+    flat = torch.zeros(sum(sizes), device=device)
+    masters = [
+        torch.nn.Parameter(weight.detach().to(torch.float32, copy=True), requires_grad=True)
+        for weight in weights
+    ]
+    for master, part in zip(masters, flat.split(sizes), strict=True):
+        master.grad = part.view_as(master)
+    rounded = [pair for pair in zip(weights, masters, strict=True) if pair[0].dtype != torch.float32]
     # With a learning rate of 0 the values stay, and the time is the same.
-    optimizer = torch.optim.AdamW(parameters, lr=0.0, foreach=True)
+    optimizer = torch.optim.AdamW(masters, lr=0.0, fused=True)
 
+    @torch.no_grad()
     def end_step() -> None:
         squared_norm(flat)
         optimizer.step()
+        for weight, master in rounded:
+            weight.copy_(master)
         flat.zero_()
 
     timer = timer_of(device)
     timings = [timer([lambda _: end_step()]) for _ in range(_OPTIMIZER_STEPS)]
-    for parameter, gradient in zip(parameters, before, strict=True):
-        parameter.grad = gradient
     # The first steps, which allocate the states, do not count.
     median_ns = statistics.median(timing.total_ns for timing in timings[3:])
     return max(1, round(median_ns * 1e6 / flat.numel()))
+
+
+def _some_parameters(built: Sequence[Built]) -> list[torch.Tensor]:
+    """Parameters of the pieces, the small ones first, until there are enough; at least one."""
+    named = [parameter for one in built for parameter in one.module.parameters()]
+    found: list[torch.Tensor] = []
+    total = 0
+    for parameter in sorted(named, key=lambda parameter: parameter.numel()):
+        if found and total + parameter.numel() > _OPTIMIZER_PARAMETERS:
+            break
+        found.append(parameter)
+        total += parameter.numel()
+    return found

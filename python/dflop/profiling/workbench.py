@@ -209,6 +209,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # Some errors have no class of their own, only a text: those of the CPU's allocator; of the CUDA driver
-    # where it loads a kernel; of cuBLAS and cuDNN, for handles and workspaces.
-    texts = ("allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    # where it loads a kernel; of cuBLAS and cuDNN, for handles and workspaces. cuDNN tries one engine after
+    # the other, and where none gets its workspace it only says that it found none.
+    texts = (
+        "allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED", "unable to find an engine",
+    )  # fmt: skip
     return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
