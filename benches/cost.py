@@ -178,6 +178,8 @@ class Bench:
     def module(self, layers: tuple[int, int]) -> Any:
         """The encoder for no layers, else a stage; gradients are in place, as in training."""
         if layers not in self.modules:
+            from dflop.models.wide_gradients import sum_gradients, used_once
+
             torch = self.torch
             place = (self.device, self.dtype, None)
             made = (
@@ -185,24 +187,25 @@ class Bench:
                 if layers[1]
                 else self.adapter.build_encoder(*place)
             )
+            once = used_once([made])
             for parameter in made.train().parameters():
                 with torch.no_grad():
                     # Values of no account, made where they are used: billions of them.
                     parameter.fill_(1.0) if parameter.dim() < 2 else parameter.normal_(0.0, 0.02)
                 # As in training.
-                parameter.grad_dtype = torch.float32
-                parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
+                total = torch.zeros_like(parameter, dtype=torch.float32)
+                sum_gradients(parameter, total, is_used_once=parameter in once)
             self.modules[layers] = made
         return self.modules[layers]
 
     def batch(self, shape: Shape) -> Any:
-        """The microbatch, on the device."""
+        """The microbatch, in the memory of the host, as training has it when an action starts."""
         from dflop.models.adapter import EncoderInput, LlmInput
 
         torch, side = self.torch, self.adapter.image_size
         if not shape.layers[1]:
-            pixels = torch.randn(shape.tiles, 3, side, side, generator=self.generator)
-            return EncoderInput(pixels.to(self.device, self.dtype), self.adapter.example_media(shape.tiles))
+            pixels = torch.randn(shape.tiles, 3, side, side, generator=self.generator).to(self.dtype)
+            return self.pinned(EncoderInput(pixels, self.adapter.example_media(shape.tiles)))
         total = sum(shape.lengths)
         places = torch.randperm(total, generator=self.generator)
         features, targets = torch.zeros(total, dtype=torch.bool), torch.full((total,), -100)
@@ -211,7 +214,13 @@ class Bench:
         targets[places[-shape.labels :]] = ids[: shape.labels]
         ends = torch.tensor([0, *shape.lengths]).cumsum(0).to(torch.int32)
         positions = torch.cat([torch.arange(n) for n in shape.lengths])
-        return LlmInput(*(t.to(self.device) for t in (ids, features, positions, ends, targets)))
+        return self.pinned(LlmInput(ids, features, positions, ends, targets))
+
+    def pinned(self, batch: Any) -> Any:
+        """The batch in memory from which a GPU copies while the host goes on."""
+        from dflop.data.pin import pinned
+
+        return pinned(batch) if self.device.type == "cuda" else batch
 
     def steps(self, shape: Shape) -> list[Any]:
         """Forward and backward of the microbatch, as a rank runs them."""

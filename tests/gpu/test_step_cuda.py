@@ -28,6 +28,7 @@ from toy_run import (
 )
 
 from dflop._native import Plan
+from dflop.device import take_device
 from dflop.models import load_adapter
 
 pytestmark = pytest.mark.gpu
@@ -42,12 +43,10 @@ TIMEOUT_S = 120.0
 def play(index, kind, plan_path, model_dir, store, llm, encoder_dp, is_shared, answer):
     """One rank: two steps, the second with all connections and kernels there."""
     try:
+        os.environ["LOCAL_RANK"] = str(index)
         if is_shared:
-            os.environ |= {"NCCL_HOSTID": f"rank {index}", "NCCL_SOCKET_IFNAME": "lo"}
-        device = torch.device("cpu")
-        if kind == "cuda":
-            device = torch.device("cuda", index % torch.cuda.device_count())
-            torch.cuda.set_device(device)
+            os.environ |= {"NCCL_HOSTID": f"rank {index}", "NCCL_SOCKET_IFNAME": "lo", "LOCAL_RANK": "0"}
+        device = take_device(kind)
         plan = Plan.read(str(plan_path))
         parts = RankParts(plan, model_dir, store, index, TIMEOUT_S, device)
         found = []
@@ -124,9 +123,7 @@ def test_no_action_waits_for_the_device(tmp_path):
     """The host only issues: between the first action and the last it never waits, so the GPU never waits for it."""
     model_dir = warm_model_dir(tmp_path)
     plan = write_colocated(tmp_path / "plan.json", 1, len(LLM[1]))
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    parts = RankParts(plan, model_dir, tmp_path / "store", 0, TIMEOUT_S, device)
+    parts = RankParts(plan, model_dir, tmp_path / "store", 0, TIMEOUT_S, take_device("cuda"))
     try:
         schedule = make_schedule(LLM[1], 1)
         parts.step(schedule)
@@ -137,7 +134,7 @@ def test_no_action_waits_for_the_device(tmp_path):
             warnings.simplefilter("always")
 
             def watch(action):
-                found.append((action, len(told)))
+                found.append((action, sum("called a synchronizing" in str(one.message) for one in told)))
 
             torch.cuda.set_sync_debug_mode("warn")
             try:

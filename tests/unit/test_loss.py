@@ -19,7 +19,7 @@ ROWS = 8
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Eight rows a chunk; the last of the 53 rows are fewer."""
-    monkeypatch.setattr(module, "LOGITS_BYTES_MAX", 4 * V * ROWS + 3)
+    monkeypatch.setitem(module.LOGITS_BYTES_MAX, "cpu", 4 * V * ROWS + 3)
 
 
 def made(dtype=torch.float32):

@@ -342,8 +342,8 @@ fn experts_ns(measured: &Measured, product: Product, rows: u64, phase: Phase) ->
     }
 }
 
-/// Bytes of logits in float32 that the loss makes at a time; `LOGITS_BYTES_MAX` of `models/loss.py`.
-const LOGITS_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of logits in float32 that the loss makes at a time on a GPU; `LOGITS_BYTES_MAX` of `models/loss.py`.
+const LOGITS_BYTES_MAX: u64 = 1 << 30;
 
 /// The rows whose logits are in memory at a time; all `segments` where there is no loss.
 fn logits_at_once(operations: &[&Operation], segments: &[u64]) -> Vec<u64> {

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from dflop.models.sums import Sums
 
-LOGITS_BYTES_MAX = 256 << 20
-"""Bytes of the float32 logits of a chunk: 441 rows of the largest usual vocabulary, enough to fill a GPU."""
+LOGITS_BYTES_MAX = {"cpu": 256 << 20, "cuda": 1 << 30}
+"""Bytes of the float32 logits of a chunk, by device. On a GPU 1,765 rows of the largest usual vocabulary:
+each chunk adds a gradient as large as the head, which takes 3 ms for 545 million parameters on an H100."""
 
 
 def summed_cross_entropy(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
@@ -68,7 +69,8 @@ def cross_entropy_rows(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torc
         return F.cross_entropy(logits.float(), targets, reduction="none")
 
     vocab_size = int(head.weight.shape[0])  # pyright: ignore[reportIndexIssue, reportArgumentType, reportOptionalSubscript]
-    num_rows = max(1, LOGITS_BYTES_MAX // (4 * vocab_size))
+    chunk_bytes = LOGITS_BYTES_MAX["cuda" if hidden_KD.is_cuda else "cpu"]
+    num_rows = max(1, chunk_bytes // (4 * vocab_size))
 
     def of_chunk(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         # Not called as a module: a split backward (I, W) would then keep the gradients of all logits until W.

@@ -22,6 +22,7 @@ from torch import nn
 from dflop.models.packing import attend_packed, attend_segment, uses_varlen
 from dflop.models.recompute import FULL, SELECTIVE, recomputing
 from dflop.models.split_backward import split_backward
+from dflop.profiling.timer import time_on_busy_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +34,10 @@ LINEAR, ATTENTION = "linear", "attention"
 JOINT, SPLIT = "joint", "split"
 WAYS = (JOINT, SPLIT, SELECTIVE, FULL)
 
-# A run of attention alone has about so many tokens: of short segments, it has several.
-_ATTENTION_RUN_TOKENS = 2048
-_MAX_ATTENTION_COPIES = 32
+# A run of attention alone has about so many tokens: of short segments, it has several. A fused kernel gets as
+# many as a microbatch has, since few do not fill a GPU.
+_ATTENTION_RUN_TOKENS, _FUSED_RUN_TOKENS = 2048, 16384
+_MAX_ATTENTION_COPIES, _MAX_FUSED_COPIES = 32, 2048
 
 
 @dataclass
@@ -64,6 +66,8 @@ class Case:
     """Layers of `module`, each of which recomputes by itself."""
     reset: Callable[[], None] = field(default=lambda: None)
     """Called before each run, not timed."""
+    is_launched_ahead: bool = False
+    """Whether the time of launching its kernels does not count; on a GPU only."""
 
     @contextmanager
     def steps(self, way: str) -> Iterator[Sequence[Step]]:
@@ -97,6 +101,11 @@ class Case:
         Returns:
             The time of each phase.
         """
+        while self.is_launched_ahead:
+            with self.steps(way) as steps:
+                timing = time_on_busy_cuda(steps)
+            if timing is not None:
+                return timing
         with self.steps(way) as steps:
             return timer(steps)
 
@@ -188,16 +197,33 @@ def piece_case(
     return Case(name, forward=forward, backward=backward, **fields)
 
 
-def attention_copies(size: int) -> int:
+def attention_copies(size: int, kind: AttentionKind, settings: PieceSettings) -> int:
     """How many equal segments one run of attention has, so that it is long enough to time.
 
     Args:
         size: tokens of a segment.
+        kind: heads.
+        settings: device and dtype.
 
     Returns:
         At least 1.
     """
+    if is_fused(kind, settings):
+        return max(1, min(_MAX_FUSED_COPIES, _FUSED_RUN_TOKENS // size))
     return max(1, min(_MAX_ATTENTION_COPIES, _ATTENTION_RUN_TOKENS // size))
+
+
+def is_fused(kind: AttentionKind, settings: PieceSettings) -> bool:
+    """Whether one kernel takes all segments of a microbatch, as in training; else each segment is a call.
+
+    Args:
+        kind: heads.
+        settings: device and dtype.
+
+    Returns:
+        As `uses_varlen`.
+    """
+    return uses_varlen(torch.empty(0, kind.head_size, dtype=settings.dtype, device=settings.device))
 
 
 def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSettings) -> Case:
@@ -212,16 +238,14 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
     Returns:
         The case, of `attention_copies` equal segments.
     """
-    copies = attention_copies(size)
+    copies = attention_copies(size, kind, settings)
     heads = (kind.num_heads, kind.num_key_value_heads, kind.num_key_value_heads)
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(settings.device, settings.dtype)
 
-    probe = torch.empty(0, kind.head_size, dtype=settings.dtype, device=settings.device)
-    # A fused kernel takes all segments in one call. Otherwise each segment is a call, as in training.
-    fused = uses_varlen(probe)
+    fused = is_fused(kind, settings)
     calls, tokens = (1, size * copies) if fused else (copies, size)
     inputs = [
         # In memory all heads of a token lie together, as in the output of a projection.
@@ -250,4 +274,5 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
             for tensor in states:
                 tensor.grad = None
 
-    return Case(name, size, copies, forward, backward, reset=reset)
+    # In a layer its kernels are launched while those before them run.
+    return Case(name, size, copies, forward, backward, reset=reset, is_launched_ahead=fused)

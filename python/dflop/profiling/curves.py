@@ -57,13 +57,16 @@ class Built:
         """
         import torch
 
+        from dflop.models.wide_gradients import sum_gradients, used_once
+
         self.piece, self.settings, self.label = piece, settings, label
         self.module: nn.Module = piece.build(settings)
+        once = used_once([self.module])
         for parameter in self.module.parameters():
             if parameter.requires_grad:
                 # As in training, which sums gradients in float32 for weights of any type.
-                parameter.grad_dtype = torch.float32
-                parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
+                total = torch.zeros_like(parameter, dtype=torch.float32)
+                sum_gradients(parameter, total, is_used_once=parameter in once)
 
     @property
     def signature(self) -> tuple[tuple[str, tuple[int, ...], bool], ...]:
@@ -195,7 +198,10 @@ class Curve:
         Returns:
             The `Case.name` that the case has or will have.
         """
-        copies = attention_copies(size) if self.part == ATTENTION else self.built.piece.num_layers
+        copies = self.built.piece.num_layers
+        if self.part == ATTENTION:
+            assert self.kind is not None, "a curve of attention has its kind"
+            copies = attention_copies(size, self.kind, self.built.settings)
         return f"{self.name} {size} x{copies}"
 
     def _make(self, size: int, with_recompute: bool) -> Case:

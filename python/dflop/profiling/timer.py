@@ -130,6 +130,39 @@ def time_on_cuda(steps: Sequence[Step]) -> Timing:
     return Timing(tuple(round(1e6 * a.elapsed_time(b)) for a, b in zip(events, events[1:], strict=False)))
 
 
+_SLEEP_CYCLES_MAX = 1 << 29
+# How long the device is kept busy first, in its cycles; doubled where launching took longer.
+_sleep = {"cycles": 1 << 21}
+
+
+def time_on_busy_cuda(steps: Sequence[Step]) -> Timing | None:
+    """Time of one run on the current CUDA device, which is busy while the run is launched.
+
+    So the time of launching does not count, as in the middle of a layer.
+
+    Args:
+        steps: the phases.
+
+    Returns:
+        Their times; None where launching took longer than the device was busy: to be run again.
+    """
+    cycles = _sleep["cycles"]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(cycles)
+    result: Any = None
+    events[0].record()
+    for step, event in zip(steps, events[1:], strict=True):
+        result = step(result)
+        event.record()
+    was_busy = not events[0].query()
+    torch.cuda.synchronize()
+    if not was_busy and cycles < _SLEEP_CYCLES_MAX:
+        _sleep["cycles"] = 2 * cycles
+        return None
+    return Timing(tuple(round(1e6 * a.elapsed_time(b)) for a, b in zip(events, events[1:], strict=False)))
+
+
 def timer_of(device: torch.device, *, counts_waiting: bool = False) -> Callable[[Sequence[Step]], Timing]:
     """The clock for a device.
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from dflop.models.parameters import squared_norm
 from dflop.models.tensor import slices_of
+from dflop.models.wide_gradients import sum_gradients, used_once
 from dflop.parallel.groups import HolderGroups, Ranks, holder_groups
 from dflop.runtime.failure import RankError, talking
 
@@ -112,6 +113,7 @@ class Gradients:
         """All parameters of this rank, trained or not."""
         self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
         self._flats: list[_Flat] = []
+        once = used_once(pieces.values())
         kinds = {holders.of[name] for name in self.parameters}
         for held in sorted(kinds, key=lambda held: (held.replicas, held.repeats, held.is_cut)):
             members = [p for name, p in self.parameters.items() if holders.of[name] == held]
@@ -119,8 +121,8 @@ class Gradients:
             flat = torch.zeros(sum(p.numel() for p in members), dtype=torch.float32, device=mesh.device)
             offset = 0
             for p in members:
-                p.grad_dtype = torch.float32
-                p.grad = flat[offset : offset + p.numel()].view_as(p)
+                part = flat[offset : offset + p.numel()].view_as(p)
+                sum_gradients(p, part, is_used_once=p in once)
                 offset += p.numel()
             self._flats.append(_Flat(flat, held, groups[held.replicas].whole))
 

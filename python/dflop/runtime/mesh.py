@@ -288,6 +288,10 @@ def connect(mesh: Mesh) -> None:
         RankError: A neighbour has gone, or cannot be reached.
     """
     number = torch.zeros(1, device=mesh.device)
+    # NCCL also takes its memory then. The default group would talk only after the last action of the first
+    # step, when the allocator may have all that is left.
+    with talking("connect all ranks"):
+        dist.all_reduce(number)
     for above, below in neighbours(mesh.plan):
         ways = ((above, below, False), (below, above, True))
         for source, target, is_gradient in ways if mesh.rank in (above, below) else ():

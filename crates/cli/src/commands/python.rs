@@ -83,10 +83,11 @@ fn network(config: &config::Config, out: &Path, budget_s: f64) -> Result<Outcome
     }))
 }
 
-/// Environment of a process that trains or measures on a CPU; what the user has set stays.
+/// Environment of a process that trains or measures; what the user has set stays.
 ///
-/// One thread a rank: ranks share the cores. glibc gives large tensors back to the system and faults them in again at
-/// each step; kept, steps are steady (docs/log.md).
+/// On a CPU one thread a rank: ranks share the cores. glibc gives large tensors back to the system and faults them in
+/// again at each step; kept, steps are steady (docs/log.md). On a GPU PyTorch's allocator gets segments that grow: no two
+/// microbatches have the same shapes, and of segments of fixed size some of each would stay unused.
 fn environment(config: &config::Config) -> serde_json::Value {
     if config.cluster.device == "cpu" {
         json!({
@@ -95,8 +96,11 @@ fn environment(config: &config::Config) -> serde_json::Value {
             "MALLOC_TRIM_THRESHOLD_": (1_u64 << 35).to_string(),
             "MALLOC_TOP_PAD_": (1_u64 << 26).to_string(),
         })
-    } else {
+    } else if std::env::var_os("PYTORCH_CUDA_ALLOC_CONF").is_some() {
+        // The older name of the same setting: PyTorch reads one of them.
         json!({})
+    } else {
+        json!({ "PYTORCH_ALLOC_CONF": "expandable_segments:True" })
     }
 }
 

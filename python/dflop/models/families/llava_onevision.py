@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.nn.functional import interpolate
 from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 from transformers.models.llava_onevision import modeling_llava_onevision as hf
 
@@ -90,7 +91,7 @@ class LlavaOnevision(TileFamily):
         # Those methods read only the configuration of their model.
         shell = cast("Any", SimpleNamespace(config=self.config))
         if grid.kind == "video":
-            features_ED = hf.LlavaOnevisionModel.apply_pooling(shell, features_nPD).flatten(0, 1)
+            features_ED = self.pool(features_nPD)
             # A video has one newline, after its last frame: the rank that encodes that frame adds it.
             return check_features(
                 torch.cat([features_ED, newline_D[None]]) if grid.is_end else features_ED, grid
@@ -103,6 +104,18 @@ class LlavaOnevision(TileFamily):
             vision_aspect_ratio=self.config.vision_aspect_ratio,
         )[0][0]
         return check_features(features_ED, grid)
+
+    def pool(self, features_nPD: torch.Tensor) -> torch.Tensor:
+        """Halves the rows and columns of frames: [n, P, D] to [E, D], as Hugging Face's `apply_pooling`.
+
+        That copies the frames first, so that a channel's positions lie together. For this layout PyTorch's
+        kernel has a thread for each position, which goes through all channels: 1.3 ms a frame of D = 3,584 on
+        an H100. In the layout that the frames have, each number has a thread.
+        """
+        side, half = self.patches_per_side, (self.patches_per_side + 1) // 2
+        channels_last = features_nPD.unflatten(1, (side, side)).permute(0, 3, 1, 2)
+        pooled = interpolate(channels_last, size=(half, half), mode="bilinear")
+        return pooled.permute(0, 2, 3, 1).flatten(0, 2)
 
     def num_features(self, kind: str, height: int, width: int, num_tiles: int) -> int:
         """How many features an `image` of that size in pixels, or a `video` of so many frames, has."""
