@@ -1,5 +1,8 @@
 """Gradients summed in float32 without a float32 copy of each."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -67,3 +70,16 @@ def test_a_shared_matrix_and_the_head_are_used_more_than_once():
     model[2].weight = model[0].weight
     assert used_once([model]) == {model[0].bias}
     assert used_once([nn.ModuleDict({"lm_head": nn.Linear(2, 2)})]) == set()
+
+
+def test_a_model_is_freed_without_a_collection():
+    """The profiler builds one after the other, with Python's collector off."""
+    gc.disable()
+    try:
+        model = make(is_unconverted=True)
+        model(torch.ones(1, 8).bfloat16()).sum().backward()
+        weight = weakref.ref(model[0].weight)
+        del model
+        assert weight() is None
+    finally:
+        gc.enable()

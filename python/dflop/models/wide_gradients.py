@@ -12,6 +12,7 @@ in the wide type: a head that shares the embedding's matrix, a head whose loss g
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -71,19 +72,22 @@ def add_unconverted(parameter: torch.Tensor) -> None:
         parameter: a leaf whose `.grad` is there, of a wider type than its own; its `grad_dtype` is None.
     """
     totals: list[torch.Tensor] = []
+    # The parameter holds its hooks: were it held by them, neither would ever be freed.
+    held = weakref.ref(parameter)
 
     def before(gradient: torch.Tensor) -> None:
         # Without a sum to add to, autograd stores the gradient itself: no copy, no cast.
-        if gradient is not None and parameter.grad is not None:
-            totals.append(parameter.grad)
-            parameter.grad = None
+        leaf = held()
+        if gradient is not None and leaf is not None and leaf.grad is not None:
+            totals.append(leaf.grad)
+            leaf.grad = None
 
-    def after(_: torch.Tensor) -> None:
+    def after(leaf: torch.Tensor) -> None:
         if totals:
-            total, gradient = totals.pop(), parameter.grad
+            total, gradient = totals.pop(), leaf.grad
             if gradient is not None:
                 total.add_(gradient)
-            parameter.grad = total
+            leaf.grad = total
 
     parameter.register_hook(before)
     parameter.register_post_accumulate_grad_hook(after)
