@@ -47,7 +47,9 @@ class Deadline:
         if self.now == self._later:
             return
         self.now = self._later
-        groups: Any = dist.distributed_c10d._world.pg_map  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        for group in groups:
+        c10d: Any = dist.distributed_c10d
+        # PyTorch 2.11 has it under this name alone.
+        set_timeout = getattr(dist, "set_timeout", None) or c10d._set_pg_timeout  # noqa: SLF001
+        for group in c10d._world.pg_map:  # noqa: SLF001
             if group not in self._kept:
-                dist.set_timeout(self._later, group)
+                set_timeout(self._later, group)
