@@ -174,7 +174,9 @@ def test_packed_backbone_is_hugging_faces_sample_by_sample(tmp_path, name):
     wanted = cross_entropy(logits_TV, targets_T, reduction="sum")
 
     layers, head = taken(pieces["llm_layer"], model), taken(pieces["llm_head"], model)
-    hidden_TD = taken(pieces["llm_embedding"], model)(features_ED, ids_T, mask_T, positions)
+    hidden_TD = taken(pieces["llm_embedding"], model)(
+        features_ED, ids_T, mask_T, mask_T.nonzero().squeeze(1), positions
+    )
     hidden_TD = layers(hidden_TD, layers.pack(sizes, hidden_TD, positions))
     chosen_T = targets_T != -100
     scale = float(logits_TV.detach().abs().max())

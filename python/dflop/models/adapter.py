@@ -98,12 +98,16 @@ class LlmInput:
     """How many places `feature_mask_T` has; computed from it."""
     target_rows_K: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """[K] int64; positions with a target, ascending; computed from `targets_T`."""
+    feature_rows_E: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """[E] int64; positions of features, ascending; computed from `feature_mask_T`."""
 
     def __post_init__(self) -> None:
         if self.num_features < 0:
+            rows_E = self.feature_mask_T.nonzero().squeeze(1)
             found = {
                 "segment_tokens": tuple(self.cu_seqlens.diff().tolist()),
-                "num_features": int(self.feature_mask_T.sum()),
+                "num_features": len(rows_E),
+                "feature_rows_E": rows_E,
                 "target_rows_K": (self.targets_T != IGNORED).nonzero().squeeze(1),
             }
             for name, value in found.items():

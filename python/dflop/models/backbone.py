@@ -298,7 +298,8 @@ class LlmStage(nn.Module):
         if places == 0:
             # Features without rows still take part in the result, so that their gradient exists (as zeros).
             return embedded_TD + features_ED.sum() if features_ED.requires_grad else embedded_TD
-        return embedded_TD.masked_scatter(mask_T[:, None], features_ED.to(embedded_TD.dtype))
+        # Not by the mask: the backward of `masked_scatter` asks the device how many places it has.
+        return embedded_TD.index_copy(0, batch.feature_rows_E, features_ED.to(embedded_TD.dtype))
 
     def logits(self, batch: LlmInput, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits where there is a target.

@@ -62,11 +62,12 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
     def feed_embedding(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
         total = sum(segments)
         features = int(FEATURE_RATIO * total)
-        mask_T = torch.arange(total, device=settings.device) < features
+        rows_T = torch.arange(total, device=settings.device)
+        mask_T = rows_T < features
         ids_T = _random_ids(total, module.embed_tokens.num_embeddings, settings)
         positions_1T = torch.cat([torch.arange(tokens) for tokens in segments])[None].to(settings.device)
         leaf = random_states(settings, features, feature_width or text.hidden_size)
-        return Fed(leaf, (ids_T, mask_T, positions_1T), (ids_T,))
+        return Fed(leaf, (ids_T, mask_T, rows_T[:features], positions_1T), (ids_T,))
 
     def own_rows(total: int, settings: PieceSettings) -> int:
         return rows_of_rank(total, settings.tensor_parallel_degree)

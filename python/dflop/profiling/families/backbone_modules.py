@@ -49,6 +49,7 @@ class LlmEmbedding(nn.Module):
         features_ED: torch.Tensor,
         ids_T: torch.Tensor,
         mask_T: torch.Tensor,
+        rows_E: torch.Tensor,
         positions_1T: torch.Tensor,
     ) -> torch.Tensor:
         """Hidden states before the first layer.
@@ -57,6 +58,7 @@ class LlmEmbedding(nn.Module):
             features_ED: of all media; wider than D where later layers add features too (DeepStack).
             ids_T: int64; where a feature goes, any id.
             mask_T: bool; true where a feature goes.
+            rows_E: int64; where features go.
             positions_1T: int64.
 
         Returns:
@@ -68,7 +70,7 @@ class LlmEmbedding(nn.Module):
         # layer is multiplied by the number of layers.
         rotate(self.rotary, positions_1T, embedded_TD)
         embedded_TD = nn.functional.pad(embedded_TD, (0, features_ED.shape[1] - embedded_TD.shape[1]))
-        hidden_TD = embedded_TD.masked_scatter(mask_T[:, None], features_ED)
+        hidden_TD = embedded_TD.index_copy(0, rows_E, features_ED)
         return hidden_TD if self.row_sums is None else own_rows(hidden_TD, self.row_sums)
 
 
