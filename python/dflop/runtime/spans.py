@@ -57,6 +57,10 @@ class SpanRecorder:
         self._clock = clock_name()
         self._start_ns = 0
         self._start_event: torch.cuda.Event | None = None
+        # Of a step, made once and used again in each: making one takes the host as long as recording it.
+        self._events: list[torch.cuda.Event] = []
+        self._num_used = 0
+        self._stream: torch.cuda.Stream | None = None
         self._marks: list[tuple[str, int | torch.cuda.Event, int | torch.cuda.Event]] = []
 
     def begin(self) -> None:
@@ -64,6 +68,8 @@ class SpanRecorder:
         self._marks = []
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+            self._stream = torch.cuda.current_stream(self._device)
+            self._num_used = 0
             self._start_event = self._event()
         self._start_ns = time.monotonic_ns()
 
@@ -84,8 +90,11 @@ class SpanRecorder:
         return RankSpans(self._rank, self._clock, self._start_ns, tuple(actions), (tail_start, tail_end))
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        if self._num_used == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        event = self._events[self._num_used]
+        self._num_used += 1
+        event.record(self._stream)
         return event
 
     def _ns(self, mark: int | torch.cuda.Event) -> int:
