@@ -24,17 +24,17 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / room) for room in ("di
 CONTENTS = [[[5]], [[7, 1, 4]], [[2]], [[3, 0, 6]]]
 
 
-def measure(device_name: str, num_steps: int) -> dict[str, Any]:
+def measure(device_name: str, num_steps: int, folder: Path) -> dict[str, Any]:
     """Microseconds an action, by step: all of the host, and what is not the stages'."""
     import torch
     import toy_run
 
-    device = torch.device(device_name)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model_dir = toy_run.warm_model_dir(folder)
-        plan = toy_run.write_colocated(folder / "plan.json", 1, len(CONTENTS))
-        parts = toy_run.RankParts(plan, model_dir, folder / "store", 0, 60.0, device)
+    from dflop.device import take_device
+
+    device = take_device(device_name)
+    model_dir = toy_run.warm_model_dir(folder)
+    plan = toy_run.write_colocated(folder / "plan.json", 1, len(CONTENTS))
+    parts = toy_run.RankParts(plan, model_dir, folder / "store", 0, 60.0, device)
     schedule = toy_run.make_schedule(CONTENTS, 1)
     inside = 0.0
 
@@ -86,7 +86,10 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--steps", type=int, default=50)
     asked = parser.parse_args()
-    found = {"bench": "actions", **origin(), "device": asked.device, **measure(asked.device, asked.steps)}
+    # The store of the process group lies in the folder: it must outlive the group.
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure(asked.device, asked.steps, Path(folder))
+    found = {"bench": "actions", **origin(), "device": asked.device, **measured}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(found, indent=1) + "\n")
     print(f"executor {found['executor_us']:.1f} us an action, of {found['host_us']:.0f} us of the host")

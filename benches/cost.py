@@ -202,9 +202,10 @@ class Bench:
         """The microbatch, in the memory of the host, as training has it when an action starts."""
         from dflop.models.adapter import EncoderInput, LlmInput
 
-        torch, side = self.torch, self.adapter.image_size
+        torch = self.torch
         if not shape.layers[1]:
-            pixels = torch.randn(shape.tiles, 3, side, side, generator=self.generator).to(self.dtype)
+            shape_N = self.adapter.input_shape
+            pixels = torch.randn(shape.tiles, *shape_N, generator=self.generator).to(self.dtype)
             return self.pinned(EncoderInput(pixels, self.adapter.example_media(shape.tiles)))
         total = sum(shape.lengths)
         places = torch.randperm(total, generator=self.generator)

@@ -1,8 +1,12 @@
 """The byte counter: every number by hand, and what a chain of pieces needs from what each needs alone."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from piece_bytes import peak_bytes
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dflop.models.byte_counter import ByteCounter, Phase
@@ -70,6 +74,21 @@ def test_kept_and_workspace_by_hand():
     assert piece.kept_bytes == saved_for_backward(forward, [weight], [buffer]).total_bytes == 4 * (100 + 100)
     # Forward: the product beside its exponential. Backward: gradient of the product, then of both factors.
     assert piece.workspace_bytes == 4 * (100 + 100 + 100)
+
+
+def test_counting_what_is_kept_keeps_nothing():
+    """An operator that keeps its own result (here the sigmoid) would hold it, and it the operator, for ever."""
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    found = []
+
+    def forward():
+        result = layer(torch.ones(2, 4))
+        found.append(weakref.ref(result))
+        return result
+
+    assert saved_for_backward(forward, layer.parameters()).has_result
+    gc.collect()
+    assert found[0]() is None
 
 
 def test_a_result_that_nobody_saved_is_the_next_pieces():

@@ -421,7 +421,7 @@ def test_attention_is_also_measured_where_its_kernel_changes(model_dir):
     curves, _ = curves_of(model_dir, ["llm_layer"], max_llm_tokens=4000, max_segment_tokens=1000)
     attention, linear = curves
     assert {1, 128, 191, 192, 767, 768, 1000} <= set(attention.first_sizes(is_cpu=True))
-    assert attention.first_sizes(is_cpu=False) == [1, 32, 128, 1000]
+    assert attention.first_sizes(is_cpu=False) == [1, 32, 62, 125, 128, 250, 500, 1000]
     # Packs are of whole segments, whose attention is known.
     assert linear.last == 4096
     assert [linear.segments(size) for size in (8, 100, 256)] == [[8], [100], [128, 128]]

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 # time jumps there. The sizes just before and at each jump are measured, since a line through other points
 # would smear it (aten FlashAttentionKernel, torch 2.15).
 _CPU_ATTENTION_STEPS = (191, 192, 767, 768)
+# On a GPU a curve has points at so many halves of its largest size.
+_GPU_HALVES = 4
 # Packs for the linear part consist of segments of about this many tokens.
 _PACK_SEGMENT_TOKENS = 128
 # The smallest size of a curve over hidden states, in tokens: fewer are not worth a point.
@@ -141,7 +143,7 @@ class Curve:
         return max(1, math.ceil(size / step)) * step
 
     def first_sizes(self, is_cpu: bool) -> list[int]:
-        """The sizes to begin with: both ends, the middle, and sizes at which kernels are known to change.
+        """The sizes to begin with: both ends, the middle, and where the curve is known to bend.
 
         Args:
             is_cpu: whether it runs on a CPU.
@@ -150,6 +152,11 @@ class Curve:
             Ascending.
         """
         sizes = {self.first, self.last}
+        if not is_cpu:
+            # The time is flat as long as starting kernels takes longer than running them, then it rises: a
+            # line across that bend would be half too high.
+            halves = (self.allowed(self.last >> power) for power in range(1, _GPU_HALVES + 1))
+            sizes |= {size for size in halves if self.first < size < self.last}
         middle = split_of(self.first, self.last, self.allowed)
         if middle is not None:
             sizes.add(middle)

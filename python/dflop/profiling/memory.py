@@ -86,7 +86,9 @@ def saved_for_backward(
             num_bytes = tensor.numel() * tensor.element_size() if address in given else storage.nbytes()
             kept[address] = max(kept.get(address, 0), num_bytes)
             keepers[address].add(running)
-        return tensor
+        # Keeps the storage. The tensor itself may be a result of the operator that keeps it: both would hold
+        # each other, and all that came before, for ever.
+        return tensor.detach()
 
     def entering(index: int) -> Callable[..., None]:
         def enter(*_: object) -> None:

@@ -206,6 +206,8 @@ class _Measuring:
             if num_ranks > 1:
                 # In the records, times with collectives must not be taken for times without.
                 label += "collectives "
+            # Python's own collector is off while this measures, and a device has no room for two models.
+            gc.collect()
             made = self._build_variant(pieces, settings, label, signatures)
             if made is None:
                 continue

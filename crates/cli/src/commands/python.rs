@@ -118,15 +118,21 @@ struct Sizes {
 impl Sizes {
     /// Twice what an even microbatch of the mean sample holds, and at least one and a half of the largest sample: a
     /// balanced microbatch stays below, a data-blind one nearly always.
+    ///
+    /// On a GPU at least one and a half of what a rank has of a global batch: where memory allows it, all of that is one
+    /// microbatch, since each one more starts its kernels anew. On a CPU large microbatches gain nothing.
     fn of(data: &DataProfile, config: &config::Config) -> Self {
         let batch = u64::from(config.train.global_batch_size);
         let microbatches = u64::from(config.train.num_microbatches.unwrap_or(1).max(1));
-        let per_microbatch = batch.div_ceil(microbatches);
+        let of_rank = 3 * batch.div_ceil(u64::from(config.cluster.num_ranks.max(1)));
+        let is_cpu = config.cluster.device == "cpu";
+        let most_samples =
+            (2 * batch.div_ceil(microbatches)).max(if is_cpu { 0 } else { of_rank.div_ceil(2) });
         let count = data.samples.len().max(1) as u64;
         let grid_end = |size: &dyn Fn(&dflop_types::SampleShape) -> u64| {
             let total: u64 = data.samples.iter().map(|s| size(&s.shape)).sum();
             let largest = data.samples.iter().map(|s| size(&s.shape)).max().unwrap_or(0);
-            (2 * per_microbatch * total.div_ceil(count)).max(largest + largest / 2).max(1)
+            (most_samples * total.div_ceil(count)).max(largest + largest / 2).max(1)
         };
         let segments = data.samples.iter().flat_map(|s| &s.shape.encoder_segments);
         Self {
