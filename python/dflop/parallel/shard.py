@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 
 from dflop.parallel.nothing import NothingPass, tie_unused
@@ -77,6 +78,10 @@ class ShardedPiece:
             # A sum that multiplies on its way is NCCL's alone.
             unit.set_force_sum_reduction_for_comms(True)
         self._root = cast("FSDPModule", piece)
+        # PyTorch 2.11 sums in `reduce_dtype` only what a backward without a meeting has left. A gradient that
+        # comes first in the meeting itself has another type, and it refuses two types in one sum.
+        sums_wider = compute_dtype is not None and reduce_dtype not in (None, compute_dtype)
+        self._fills_first = sums_wider and not hasattr(FSDPParam, "unsharded_grad_dtype")
         self._set_meeting(not self._is_gathered_once)
         self.nothing = NothingPass(piece, layers, takes_hidden)
         """What a rank does in a microbatch of which it has no sample (ZeRO-3)."""
@@ -107,6 +112,8 @@ class ShardedPiece:
         parameter has zeros to add.
         """
         if self._is_gathered_once:
+            if self._fills_first:
+                self.nothing.finish()
             # A backward in which every unit takes part on every rank, whatever each rank has computed.
             self._set_meeting(True)
             self.nothing.finish()

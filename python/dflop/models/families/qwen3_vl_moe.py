@@ -29,14 +29,16 @@ class Qwen3VlMoe(Qwen3Vl):
         text = self.text
         have = layers_with_experts(text)
         are_alike = len(set(have)) == 1
+        # The text model of transformers 5.17 has no such field.
+        has_router_loss = getattr(text, "output_router_logits", False)
         is_dealt = text.decoder_sparse_step > 1 and not are_alike
         field = "decoder_sparse_step" if is_dealt else "mlp_only_layers"
         return [
             *super().rules(),
             Rule(
                 "text_config.output_router_logits",
-                text.output_router_logits,
-                not text.output_router_logits,
+                has_router_loss,
+                not has_router_loss,
                 "false: the loss that balances experts is of a microbatch and not of its samples, so the "
                 "gradient would depend on the schedule",
             ),
