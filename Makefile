@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hosts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hosts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -148,6 +148,11 @@ bench-data: setup $(DEV) ## Header reading and tokenization against Pillow and H
 
 bench-cost: setup $(DEV) ## Error of the cost and memory models on shapes not measured (5 minutes, a quiet machine) -> bench/out/cost.json
 	$(BIN)/python benches/cost.py bench/out/cost.json
+
+bench-gpu: setup $(DEV) ## Profiles of three models on this machine's GPU, errors of what is predicted, the executor, padding (15 minutes) -> bench/out/gpu
+	$(BIN)/python benches/gpu.py bench/out/gpu
+	$(BIN)/python benches/actions.py bench/out/gpu/actions.json --device cuda
+	$(BIN)/python benches/unpadded.py bench/out/gpu/unpadded.json
 
 bench-step: setup $(DEV) ## Measured steps of every arm against predicted ones (ROUNDS=30 ORDER=data-aware; a quiet machine) -> bench/out/step.json
 	$(BIN)/python benches/step.py bench/out/step.json --rounds $(or $(ROUNDS),30) --order $(or $(ORDER),data-aware)

@@ -115,3 +115,22 @@ def test_records_of_another_key_and_broken_lines_are_left_out(tmp_path):
     assert again.spent_ns == 12
     again.add_timing("a", Timing((6, 6)))
     assert Records(path, key_of({"threads": 1})).timings["a"] == [Timing((5, 7)), Timing((6, 6))]
+
+
+def test_the_profile_of_an_h100_is_of_the_catalogues_model(tmp_path):
+    """Whoever writes that model's files can plan with it; it predicts without leaving what was measured."""
+    from dflop._native import run_cli
+    from dflop._native.testing import CostModel
+
+    path = Path(__file__).parents[2] / "fixtures" / "profiles" / "h100_internvl3-8b.json"
+    recorded = json.loads(path.read_text())
+    assert run_cli(["dflop", "models", "--write", recorded["model"], str(tmp_path)])[0] == 0
+    assert recorded["made_from"] == {"model_config": hash_config(tmp_path)}
+    assert not recorded["is_estimated"]
+    model = CostModel.read(str(path))
+    forward, backward, is_extrapolated = model.llm_stage([2_000] * 4, 200, 28, True, True)
+    assert not is_extrapolated
+    # 28 layers of 233 million parameters: no device is faster than its peak, and this one was within twice that.
+    least_ns = 2 * 28 * 233_057_792 * 8_000 / 989.4e12 * 1e9
+    assert least_ns < forward < 2.5 * least_ns
+    assert 1.5 * forward < backward < 3 * forward

@@ -39,6 +39,15 @@ pub(crate) struct Roofline<'a> {
     pub(crate) size: u64,
     pub(crate) dispatch_ns: f64,
     pub(crate) reduce: Option<Reduce<'a>>,
+    /// Whether causal attention is that over packed samples, as PyTorch has it (`varlen_attn`).
+    pub(crate) is_packed: bool,
+}
+
+/// How much longer PyTorch's attention over packed samples takes on the H100 than the kernel of the table, forward and
+/// backward, by the size of heads: `FlashAttention-2` beside a kernel made for Hopper. Measured with PyTorch 2.11 at the
+/// longest segments, 8,192 and 7,522 tokens (`results/2026-11_h100.md`).
+fn packed_ratio(head_size: u64) -> (f64, f64) {
+    if head_size > 96 { (1.7, 1.65) } else { (2.2, 2.0) }
 }
 
 impl Roofline<'_> {
@@ -109,11 +118,26 @@ impl Roofline<'_> {
             self.flops_ns(attention.flops(&[tokens], phase), share) * left
         };
         // Segments are mostly of one length.
-        match segments.split_first() {
+        let sum_ns = match segments.split_first() {
             Some((first, rest)) if rest.iter().all(|tokens| tokens == first) => {
                 one(first) * segments.len() as f64
             }
             _ => segments.iter().map(one).sum(),
+        };
+        if !(self.is_packed && attention.is_causal && self.hardware.chip == Some("h100")) {
+            return sum_ns;
+        }
+        let (forward, backward) = packed_ratio(attention.head_size);
+        let tokens: u64 = segments.iter().sum();
+        // Before it, heads of keys and values are repeated; behind its backward, their gradients are summed.
+        let is_repeated = attention.num_key_value_heads < attention.num_heads;
+        let repeated =
+            if is_repeated { 2 * attention.num_heads * attention.head_size * self.size } else { 0 };
+        let moved_ns = self.bytes_ns(u128::from(2 * repeated) * u128::from(tokens));
+        match phase {
+            Phase::Forward => sum_ns * forward + moved_ns,
+            Phase::Input => sum_ns * backward + 2.0 * moved_ns,
+            Phase::Weight => sum_ns,
         }
     }
 
