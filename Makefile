@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hosts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +109,19 @@ test-hosts: setup ## Two hosts in network namespaces: train, cut the wire, go on
 
 test-hostile: setup $(DEV) ## Hostile inputs, within a limit on memory (docs/limits.md)
 	ulimit -v 8388608; $(BIN)/python -m pytest tests/hostile
+
+# `pyproject.toml` names the oldest versions. Oracles that these versions have otherwise (counters of operations, counts of
+# patches, templates of videos) are left out.
+OLDEST := .venv-oldest
+test-oldest: setup ## The tests that train, with the oldest PyTorch and transformers that are taken (5 GB to download; minutes)
+	$(UV) venv --quiet --clear --python $(BIN)/python $(OLDEST)
+	$(UV) pip compile --quiet --no-header --resolution lowest-direct --extra train --extra lora pyproject.toml -o $(OLDEST)/lock.txt
+	$(UV) pip install --quiet --python $(OLDEST)/bin/python -r $(OLDEST)/lock.txt pytest pytest-timeout pytest-xdist pyarrow
+	$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --reinstall dist/dflop-*.whl
+	$(OLDEST)/bin/python -m pytest tests/dist tests/unit/test_conformance.py tests/unit/test_models.py tests/unit/test_pieces.py \
+	  tests/unit/test_experts.py tests/unit/test_profiling.py tests/unit/test_memory.py tests/unit/test_wide_gradients.py \
+	  --ignore tests/dist/test_examples.py --ignore tests/dist/test_trainers.py \
+	  -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 test-gpu: setup $(DEV) ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
