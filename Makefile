@@ -116,7 +116,7 @@ OLDEST := .venv-oldest
 test-oldest: setup ## The tests that train, with the oldest PyTorch and transformers that are taken (5 GB to download; minutes)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(OLDEST)
 	$(UV) pip compile --quiet --no-header --resolution lowest-direct --extra train --extra lora pyproject.toml -o $(OLDEST)/lock.txt
-	$(UV) pip install --quiet --python $(OLDEST)/bin/python -r $(OLDEST)/lock.txt pytest pytest-timeout pytest-xdist pyarrow
+	$(UV) pip install --quiet --python $(OLDEST)/bin/python -r $(OLDEST)/lock.txt pytest pytest-timeout pytest-xdist pyarrow soundfile
 	$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --reinstall dist/dflop-*.whl
 	$(OLDEST)/bin/python -m pytest tests/dist tests/unit/test_conformance.py tests/unit/test_models.py tests/unit/test_pieces.py \
 	  tests/unit/test_experts.py tests/unit/test_profiling.py tests/unit/test_memory.py tests/unit/test_wide_gradients.py \
