@@ -469,7 +469,15 @@ mod tests {
             ),
             (
                 "model: {dir: model}\ndata: {jsonl: a.jsonl}\n",
-                "line 2: data.jsonl: unknown key, known are: mixture, media_root,",
+                "line 2: data.jsonl: unknown key, did you mean `mixture`? It takes a file, a directory,",
+            ),
+            (
+                "model: {path: model}\ndata: {mixture: a.jsonl, frames: 3}\ntrain: {lr: 1}\n",
+                "line 1: model.path: unknown key, did you mean `dir`?\n  line 2: data.frames: unknown key, known are: mixture",
+            ),
+            (
+                &format!("{alone}train: {{lr: 1}}\n")[..],
+                "train.lr: unknown key, did you mean `learning_rate`?",
             ),
             (
                 &format!("{alone}cluster: {{num_ranks: \"64\"}}\n"),

@@ -7,6 +7,16 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use strsim::levenshtein;
 
+/// What people write where a field has another name.
+const OTHER_WORDS: [(&[&str], &str); 6] = [
+    (&["path", "file", "files", "jsonl", "json", "dataset", "source", "sources", "data"], "mixture"),
+    (&["path", "model", "name_or_path", "pretrained_model_name_or_path"], "dir"),
+    (&["lr"], "learning_rate"),
+    (&["batch_size", "train_batch_size"], "global_batch_size"),
+    (&["max_steps", "num_steps"], "steps"),
+    (&["world_size", "num_gpus", "gpus"], "num_ranks"),
+];
+
 /// Integers up to this, 2^53, are told apart by a 64-bit floating-point number.
 const INTEGERS_MAX: f64 = 9_007_199_254_740_992.0;
 
@@ -261,12 +271,19 @@ impl<'p, 'y> Section<'p, 'y> {
     pub(super) fn finish(mut self) {
         for (name, _, line) in self.entries.clone() {
             if !self.known.contains(&name.as_str()) {
-                let near = self.known.iter().min_by_key(|known| levenshtein(known, &name)).copied();
-                let message = match near {
-                    Some(near) if levenshtein(near, &name) <= 1 + name.len() / 4 => {
-                        format!("unknown key, did you mean `{near}`?")
+                let meant = OTHER_WORDS
+                    .iter()
+                    .find(|(words, known)| words.contains(&name.as_str()) && self.known.contains(known))
+                    .map(|(_, known)| *known);
+                let is_near = |known: &str| levenshtein(known, &name) <= 1 + name.len() / 4;
+                let nearest = self.known.iter().min_by_key(|known| levenshtein(known, &name)).copied();
+                let message = match meant.or(nearest.filter(|known| is_near(known))) {
+                    Some("mixture") => {
+                        "unknown key, did you mean `mixture`? It takes a file, a directory, shards or a URL too"
+                            .to_owned()
                     }
-                    _ => format!("unknown key, known are: {}", self.known.join(", ")),
+                    Some(known) => format!("unknown key, did you mean `{known}`?"),
+                    None => format!("unknown key, known are: {}", self.known.join(", ")),
                 };
                 self.problem(line, &name, message);
             }
