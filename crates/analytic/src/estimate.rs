@@ -19,7 +19,7 @@ const DEGREES: [u32; 3] = [2, 4, 8];
 /// Memory that the device's context and libraries take, in bytes: measured on an H100 with PyTorch 2.11, all kernels
 /// loaded, and the groups of one rank. More ranks need more.
 const CONTEXT_BYTES: u64 = 2_760_000_000;
-/// Bytes of each float32 gradient that are read and written around AdamW: its copy in float64 for the norm, and zeroing.
+/// Bytes of each float32 gradient that are read and written around the optimizer: its copy in float64 for the norm, and zeroing.
 const GRADIENT_BYTES_MOVED: u64 = 4 + 8 + 8 + 4;
 /// What the allocator holds above what tensors take, in thousandths: assumed.
 const ALLOCATOR_OVERHEAD_PERMILLE: u32 = 50;
