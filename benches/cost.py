@@ -98,7 +98,7 @@ def request_of(
         "out": str(profile.resolve()),
         "device": device,
         "dtype": dtype,
-        "environment": {},
+        "environment": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if device == "cuda" else {},
         "max_encoder_tokens": largest("encoder_layer"),
         "max_llm_tokens": largest("llm_layer"),
         "max_segment_tokens": largest("llm_layer", "attention"),

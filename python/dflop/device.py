@@ -35,6 +35,7 @@ def take_device(kind: str) -> torch.device:
     # Measuring does as training does: loaded kernels take memory, which the profile is to hold.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    _grow_segments()
     index, num = int(os.environ.get("LOCAL_RANK", "0")), num_gpus()
     if index >= num:
         message = f"local rank {index} has no GPU, {_has(num)}: a rank needs one of its own"
@@ -42,6 +43,21 @@ def take_device(kind: str) -> torch.device:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
+
+
+def _grow_segments() -> None:
+    """Lets PyTorch's allocator take segments that grow, unless the user has set it otherwise.
+
+    No two microbatches have the same shapes: of segments of fixed size, some of each would stay unused. The
+    command line sets it for what it starts itself; ranks that the user's own torchrun starts come here.
+    """
+    import torch
+
+    if any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        return
+    settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # noqa: SLF001
+    if settings is not None and not torch.cuda.is_initialized():
+        settings("expandable_segments:True")
 
 
 def num_gpus() -> int:

@@ -78,6 +78,9 @@ def add_unconverted(parameter: torch.Tensor) -> None:
     def before(gradient: torch.Tensor) -> None:
         # Without a sum to add to, autograd stores the gradient itself: no copy, no cast.
         leaf = held()
+        if totals and leaf is not None:
+            # The backward before ended between the two hooks: by an error, or as it only asked for gradients.
+            leaf.grad = totals.pop()
         if gradient is not None and leaf is not None and leaf.grad is not None:
             totals.append(leaf.grad)
             leaf.grad = None

@@ -46,13 +46,14 @@ LAYERS = ("encoder_layer", "encoder_window_layer", "llm_layer")
 class Built:
     """A piece that is built by some settings, with its parameters."""
 
-    def __init__(self, piece: Piece, settings: PieceSettings, label: str) -> None:
+    def __init__(self, piece: Piece, settings: PieceSettings, label: str, *, is_tied: bool = False) -> None:
         """Builds the piece and sets gradients of zeros.
 
         Args:
             piece: what to build.
             settings: how.
             label: of the variant: empty, or ending in a space. The names of its cases begin with it.
+            is_tied: whether the model's head shares the matrix of its embedding.
 
         Raises:
             ProfileError: it cannot be built by these settings.
@@ -64,11 +65,14 @@ class Built:
         self.piece, self.settings, self.label = piece, settings, label
         self.module: nn.Module = piece.build(settings)
         once = used_once([self.module])
+        # The matrix of a tied head is used again, by another piece.
+        is_shared = is_tied and piece.name == "llm_embedding"
         for parameter in self.module.parameters():
             if parameter.requires_grad:
                 # As in training, which sums gradients in float32 for weights of any type.
                 total = torch.zeros_like(parameter, dtype=torch.float32)
-                sum_gradients(parameter, total, is_used_once=parameter in once)
+                is_used_once = parameter in once and not is_shared
+                sum_gradients(parameter, total, is_used_once=is_used_once)
 
     @property
     def signature(self) -> tuple[tuple[str, tuple[int, ...], bool], ...]:

@@ -194,7 +194,8 @@ class _Measuring:
         """Measures everything, and gives the modules and the variants of the profile."""
         wanted = self._variants()
         share = _WHOLE_SHARE if wanted else 1.0
-        built = [Built(piece, self.whole, "") for piece in pieces]
+        is_tied = any(piece.is_tied for piece in pieces)
+        built = [Built(piece, self.whole, "", is_tied=is_tied) for piece in pieces]
         signatures = {one.piece.name: one.signature for one in built}
         modules = self._measure(built, "", 0.0, share)
         del built
@@ -263,7 +264,8 @@ class _Measuring:
         from dflop._native import ProfileError
 
         try:
-            made = [Built(piece, settings, label) for piece in pieces]
+            is_tied = any(piece.is_tied for piece in pieces)
+            made = [Built(piece, settings, label, is_tied=is_tied) for piece in pieces]
         except ProfileError as error:
             _LOG.warning(
                 "not measured: tensor parallel degree %d, LoRA rank %d: %s",

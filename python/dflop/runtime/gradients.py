@@ -244,7 +244,8 @@ def groups_of(holders: Holders, mesh: Mesh) -> dict[Ranks, HolderGroups]:
             replicas = plan.encoder_replicas if is_encoder else plan.llm_replicas
             for tensor in range(plan.encoder_tensor if is_encoder else plan.llm_tensor):
                 cut.add(tuple(sorted(plan.rank(replica, stage, tensor) for replica in range(replicas))))
-    return holder_groups(holders.sets, cut, mesh.rank, plan.shard_ranks, mesh.device, mesh.timeout)
+    with talking("connect the ranks that hold the same parameters"):
+        return holder_groups(holders.sets, cut, mesh.rank, plan.shard_ranks, mesh.device, mesh.timeout)
 
 
 def repeat_groups(holders: Holders, mesh: Mesh) -> dict[Ranks, dist.ProcessGroup]:
@@ -257,7 +258,8 @@ def repeat_groups(holders: Holders, mesh: Mesh) -> dict[Ranks, dist.ProcessGroup
     Returns:
         The groups that this rank is in, by `Held.repeats`.
     """
-    made = holder_groups(holders.repeats, (), mesh.rank, None, mesh.device, mesh.timeout)
+    with talking("connect the ranks that hold the same parameters"):
+        made = holder_groups(holders.repeats, (), mesh.rank, None, mesh.device, mesh.timeout)
     return {ranks: groups.whole for ranks, groups in made.items() if groups.whole is not None}
 
 

@@ -42,7 +42,9 @@ def launch(request: Mapping[str, Any]) -> int:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from dflop.runtime.worker import run
 
-        missing = [n for n in request["environment"] if n not in os.environ]
+        # The allocator of a GPU is set by each rank itself (`device.py`).
+        names = [n for n in request["environment"] if n != "PYTORCH_ALLOC_CONF"]
+        missing = [n for n in names if n not in os.environ]
         if missing and os.environ["RANK"] == "0":
             names = ", ".join(missing)
             print(f"warning: the profile was measured with {names} set: times may differ", file=sys.stderr)

@@ -292,6 +292,8 @@ def connect(mesh: Mesh) -> None:
     # step, when the allocator may have all that is left.
     with talking("connect all ranks"):
         dist.all_reduce(number)
+        if mesh.tensor_group is not None:
+            dist.all_reduce(number, group=mesh.tensor_group)
     for above, below in neighbours(mesh.plan):
         ways = ((above, below, False), (below, above, True))
         for source, target, is_gradient in ways if mesh.rank in (above, below) else ():

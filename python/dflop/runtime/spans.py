@@ -18,6 +18,9 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_EVENTS_MAX = 1 << 14
+"""Events that are kept for the next step: those of some thousand actions."""
+
 Span = tuple[int, str, int, int]
 """(rank, action, start, end), times in nanoseconds since the start of the step; for the native module."""
 
@@ -90,10 +93,15 @@ class SpanRecorder:
         return RankSpans(self._rank, self._clock, self._start_ns, tuple(actions), (tail_start, tail_end))
 
     def _event(self) -> torch.cuda.Event:
-        if self._num_used == len(self._events):
-            self._events.append(torch.cuda.Event(enable_timing=True))
-        event = self._events[self._num_used]
-        self._num_used += 1
+        if self._num_used < len(self._events):
+            event = self._events[self._num_used]
+            self._num_used += 1
+        else:
+            event = torch.cuda.Event(enable_timing=True)
+            # Not those of an evaluation, which takes many and is not read.
+            if len(self._events) < _EVENTS_MAX:
+                self._events.append(event)
+                self._num_used += 1
         event.record(self._stream)
         return event
 

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from dflop.models.tensor import LayerPlan
 
 
+_POOLED_FRAMES = 256
+"""Frames that are pooled at once: of 729 tokens and 8,192 channels 1.5 * 10^9 numbers."""
+
+
 class LlavaOnevision(TileFamily):
     """`ModelAdapter` of LLaVA-OneVision."""
 
@@ -114,8 +118,12 @@ class LlavaOnevision(TileFamily):
         """
         side, half = self.patches_per_side, (self.patches_per_side + 1) // 2
         channels_last = features_nPD.unflatten(1, (side, side)).permute(0, 3, 1, 2)
-        pooled = interpolate(channels_last, size=(half, half), mode="bilinear")
-        return pooled.permute(0, 2, 3, 1).flatten(0, 2)
+        # That kernel of PyTorch 2.11 takes fewer than 2^31 numbers at once.
+        pooled = [
+            interpolate(frames, size=(half, half), mode="bilinear").permute(0, 2, 3, 1).flatten(0, 2)
+            for frames in channels_last.split(_POOLED_FRAMES)
+        ]
+        return pooled[0] if len(pooled) == 1 else torch.cat(pooled)
 
     def num_features(self, kind: str, height: int, width: int, num_tiles: int) -> int:
         """How many features an `image` of that size in pixels, or a `video` of so many frames, has."""
