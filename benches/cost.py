@@ -82,7 +82,7 @@ def make_model(folder: Path, device: str, dtype: str) -> None:
 def request_of(
     folder: Path, model: Path, layers: int, profile: Path, device: str, dtype: str
 ) -> dict[str, Any]:
-    """What `profile` was measured with, of the model with so many layers in its LLM backbone."""
+    """A request for `measure`: the sizes that `profile` reaches, and the model with fewer layers."""
     settings = json.loads((model / "config.json").read_text())
     text = settings.get("text_config", settings)
     text["num_hidden_layers"] = min(layers, text["num_hidden_layers"])

@@ -10,8 +10,9 @@ lognormal, in padded rows: forward, backward and AdamW of each batch. Arms:
     unpadded    the batches of `arrival`, after `remove_padding(model)`
     both        the batches of `grouped`, after `remove_padding(model)`
 
-A round runs all arms in another order. The ratio is that of the faster of the first two to `unpadded`, whose
-batches stay random, with its 95 % interval. On a CPU the model is a tiny one, to try the program.
+A round runs all arms in another order. The ratio divides the time of `arrival` or `grouped`, whichever is
+faster, by that of `unpadded`, with a 95 % interval; the batches of `unpadded` stay random. On a CPU the model
+is a tiny one, to try the program.
 """
 
 from __future__ import annotations

@@ -60,15 +60,15 @@ def holder_groups(
             # Collective over all ranks, those outside the group too.
             group = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
             whole = group if isinstance(group, dist.ProcessGroup) else None
-            _connect(whole, device)
+            connect_group(whole, device)
             found[ranks] = HolderGroups(whole, None)
             continue
         width = shard_degree or len(ranks)
         rows = [ranks[start : start + width] for start in range(0, len(ranks), width)]
         shards = own_group(rows, rank, timeout)
         copies = own_group(zip(*rows, strict=True), rank, timeout) if len(rows) > 1 else None
-        _connect(shards, device)
-        _connect(copies, device)
+        connect_group(shards, device)
+        connect_group(copies, device)
         if shards is None:
             found[ranks] = HolderGroups(None, None)
         elif copies is None:
@@ -81,8 +81,13 @@ def holder_groups(
     return found
 
 
-def _connect(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Lets the ranks of a group meet once. NCCL takes its memory then, while there is some."""
+def connect_group(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Lets the ranks of a group meet once. NCCL takes its memory then, while there is some.
+
+    Args:
+        group: every rank of it must call this; none: nothing is done.
+        device: of this rank; on a CPU nothing is done.
+    """
     if group is not None and device.type == "cuda":
         dist.all_reduce(torch.zeros(1, device=device), group=group)
 

@@ -143,7 +143,7 @@ def _profile(asked: Request, progress: Progress | None, team: Team | None) -> di
         "is_estimated": False,
         "device": facts,
         **_row_bytes(asked),
-        "is_tied": any(piece.is_tied for piece in pieces),
+        "is_tied": _is_tied(pieces),
         "network": network,
         "modules": modules,
         "variants": variants,
@@ -194,8 +194,7 @@ class _Measuring:
         """Measures everything, and gives the modules and the variants of the profile."""
         wanted = self._variants()
         share = _WHOLE_SHARE if wanted else 1.0
-        is_tied = any(piece.is_tied for piece in pieces)
-        built = [Built(piece, self.whole, "", is_tied=is_tied) for piece in pieces]
+        built = [Built(piece, self.whole, "", is_tied=_is_tied(pieces)) for piece in pieces]
         signatures = {one.piece.name: one.signature for one in built}
         modules = self._measure(built, "", 0.0, share)
         del built
@@ -264,8 +263,7 @@ class _Measuring:
         from dflop._native import ProfileError
 
         try:
-            is_tied = any(piece.is_tied for piece in pieces)
-            made = [Built(piece, settings, label, is_tied=is_tied) for piece in pieces]
+            made = [Built(piece, settings, label, is_tied=_is_tied(pieces)) for piece in pieces]
         except ProfileError as error:
             _LOG.warning(
                 "not measured: tensor parallel degree %d, LoRA rank %d: %s",
@@ -295,6 +293,11 @@ class _Measuring:
             if not label and "optimizer_ns_per_million" not in self.records.numbers:
                 self.records.add_number("optimizer_ns_per_million", _time_optimizer(built, self.whole.device))
         return assemble(curves, self.records)
+
+
+def _is_tied(pieces: Sequence[Piece]) -> bool:
+    """Whether the model's head shares the matrix of its embedding."""
+    return any(piece.is_tied for piece in pieces)
 
 
 def _row_bytes(request: Request) -> dict[str, int]:

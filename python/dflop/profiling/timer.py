@@ -118,13 +118,23 @@ def time_on_cuda(steps: Sequence[Step]) -> Timing:
     Returns:
         Their times.
     """
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
     torch.cuda.synchronize()
+    return _read(_launch(steps))
+
+
+def _launch(steps: Sequence[Step]) -> list[torch.cuda.Event]:
+    """Launches the phases, and gives an event before each and one after the last."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
     result: Any = None
     events[0].record()
     for step, event in zip(steps, events[1:], strict=True):
         result = step(result)
         event.record()
+    return events
+
+
+def _read(events: Sequence[torch.cuda.Event]) -> Timing:
+    """The times between events; waits for the device."""
     torch.cuda.synchronize()
     # `elapsed_time` is in milliseconds.
     return Timing(tuple(round(1e6 * a.elapsed_time(b)) for a, b in zip(events, events[1:], strict=False)))
@@ -147,20 +157,15 @@ def time_on_busy_cuda(steps: Sequence[Step]) -> Timing | None:
         Their times; None where launching took longer than the device was busy: to be run again.
     """
     cycles = _sleep["cycles"]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
     torch.cuda.synchronize()
     torch.cuda._sleep(cycles)
-    result: Any = None
-    events[0].record()
-    for step, event in zip(steps, events[1:], strict=True):
-        result = step(result)
-        event.record()
+    events = _launch(steps)
     was_busy = not events[0].query()
-    torch.cuda.synchronize()
+    timing = _read(events)
     if not was_busy and cycles < _SLEEP_CYCLES_MAX:
         _sleep["cycles"] = 2 * cycles
         return None
-    return Timing(tuple(round(1e6 * a.elapsed_time(b)) for a, b in zip(events, events[1:], strict=False)))
+    return timing
 
 
 def timer_of(device: torch.device, *, counts_waiting: bool = False) -> Callable[[Sequence[Step]], Timing]:

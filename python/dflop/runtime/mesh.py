@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.models.tensor import WHOLE, TensorRank
-from dflop.parallel.groups import own_group
+from dflop.parallel.groups import connect_group, own_group
 from dflop.runtime.boundary import tensor_pairs
 from dflop.runtime.deadline import Deadline
 from dflop.runtime.failure import RankError, talking
@@ -291,9 +291,8 @@ def connect(mesh: Mesh) -> None:
     # NCCL also takes its memory then. The default group would talk only after the last action of the first
     # step, when the allocator may have all that is left.
     with talking("connect all ranks"):
-        dist.all_reduce(number)
-        if mesh.tensor_group is not None:
-            dist.all_reduce(number, group=mesh.tensor_group)
+        connect_group(dist.group.WORLD, mesh.device)
+        connect_group(mesh.tensor_group, mesh.device)
     for above, below in neighbours(mesh.plan):
         ways = ((above, below, False), (below, above, True))
         for source, target, is_gradient in ways if mesh.rank in (above, below) else ():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _EVENTS_MAX = 1 << 14
-"""Events that are kept for the next step: those of some thousand actions."""
+"""The most events that are kept for the next step. An action takes two."""
 
 Span = tuple[int, str, int, int]
 """(rank, action, start, end), times in nanoseconds since the start of the step; for the native module."""
