@@ -44,6 +44,8 @@ _MARKS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 _TOKENS = {
     "llava_onevision": ("<image>", "<video>"),
     "llava_next": ("<image>",),
+    "idefics3": ("<image>",),
+    "smolvlm": ("<image>", "<video>"),
     "internvl": ("<IMG_CONTEXT>", "<video>"),
     "qwen2_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|video_pad|>"),

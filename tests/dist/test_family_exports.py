@@ -16,6 +16,7 @@ from conformance import SETTINGS
 from demo_run import lines, request, run_training
 from family_run import LORA, SEED, FamilyRun, PlainLoop, trains
 from ranks import results
+from tiny_families import WITH_EXPERTS
 from toy_run import write_colocated, write_plan
 
 import dflop.runtime.trainer  # noqa: F401
@@ -32,7 +33,11 @@ TENSOR = ((1, 1, 1, 2, 2), (2, 1, 2, "colocated"), (1, 1, 2, 1, 2), (2, 3, 2, "c
 LAYOUTS = ((2, 1, 2), (1, 1, 1), (2, 3), (2, 0))
 IN_SUITE = [
     ("llava_next", "lora", (2, 1, 2), "none"),
+    ("idefics3", "lora", (2, 1, 2), "full"),
+    ("smolvlm", "full", (2, 3, 2, "colocated"), "none"),
     ("internvl", "frozen-encoder", (1, 1, 1), "full"),
+    ("internvl-qwen3", "full", (2, 3, 2, "colocated"), "selective"),
+    ("internvl-qwen3_moe", "full", (2, 1, 2), "none"),
     ("qwen2_vl", "full", (2, 3), "selective"),
     ("qwen2_5_vl", "projector", (2, 1, 2), "none"),
     ("qwen3_vl", "full", (2, 1, 2), "none"),
@@ -55,7 +60,7 @@ def others():
             if case not in IN_SUITE:
                 yield pytest.param(*case, marks=pytest.mark.layouts)
             # That tower has a norm over all heads, and these layers have experts: they are not cut.
-            uncut = {"internvl-llama": TENSOR[2], "qwen3_vl_moe": (1, 1, 2, 2, 1)}
+            uncut = {"internvl-llama": TENSOR[2], **dict.fromkeys(WITH_EXPERTS, (1, 1, 2, 2, 1))}
             shared = uncut.get(name, TENSOR[turn % len(TENSOR)])
             case = (name, recipe, shared, MODES[(turn + row + 1) % len(MODES)])
             if case not in IN_SUITE:

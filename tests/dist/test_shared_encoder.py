@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dflop.integrations.assignment import assign_units
 from dflop.integrations.encoder import balance_encoder
 from dflop.integrations.loss import num_label_tokens, token_loss
+from dflop.models.towers import backbone_of
 
 TOLERANCE = 1e-5
 """Relative error of a parameter's gradient norm in float32: the order of sums differs, nothing else."""
@@ -29,7 +30,7 @@ def freeze(model, frozen):
             parameter.requires_grad_(False)
 
 
-TOWERS = ("vision_tower", "visual", "audio_tower")
+TOWERS = ("vision_tower", "vision_model", "visual", "audio_tower")
 
 
 def expected_gradients(model, microbatches):
@@ -60,7 +61,7 @@ def blocks_of(model):
     if layers is None:
         nested = encoder.encoder
         layers = getattr(nested, "layers", None) or nested.layer
-    return tower, list(layers), list(inner.language_model.layers)
+    return tower, list(layers), list(backbone_of(model).layers)
 
 
 def shard(model, num_ranks, whole_components):
@@ -72,11 +73,12 @@ def shard(model, num_ranks, whole_components):
         # transformers finds the hidden states of a tower by its class, which FSDP changes: not of this one.
         if not hasattr(model.model, "image_newline"):
             fully_shard(tower, mesh=mesh)
-        if hasattr(model.model, "multi_modal_projector"):
-            fully_shard(model.model.multi_modal_projector, mesh=mesh)
+        for projector in ("multi_modal_projector", "connector"):
+            if hasattr(model.model, projector):
+                fully_shard(getattr(model.model, projector), mesh=mesh)
         # The model embeds before it calls the backbone.
-        fully_shard(model.model.language_model.embed_tokens, mesh=mesh)
-        fully_shard(model.model.language_model, mesh=mesh)
+        fully_shard(backbone_of(model).embed_tokens, mesh=mesh)
+        fully_shard(backbone_of(model), mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
@@ -193,7 +195,7 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
     assert "get_image_features" not in vars(model.model)
     balance_encoder(model).remove()
     with pytest.raises(
-        ValueError, match="`Linear` holds no model with an encoder of internvl, llava_onevision"
+        ValueError, match="`Linear` holds no model with an encoder of idefics3, internvl, llava_next"
     ):
         balance_encoder(torch.nn.Linear(1, 1))
 

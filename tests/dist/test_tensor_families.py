@@ -10,6 +10,7 @@ import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from conformance import CPU, SETTINGS, write_model
 from test_conformance_ranks import Case, shared_out
+from tiny_families import WITH_EXPERTS
 from toy_run import write_plan
 
 from dflop import ProfileError
@@ -25,8 +26,6 @@ def in_two(case):
 
 REFUSED = "internvl-llama"
 """Its tower has a norm over all heads."""
-EXPERTS = "qwen3_vl_moe"
-"""The layers of its backbone have experts, which are not cut (`tests/unit/test_experts.py`)."""
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -34,7 +33,8 @@ def test_both_sides_share_their_layers(name, tmp_path):
     """Two replicas of an encoder of two ranks; a backbone of two stages of two ranks."""
     case = Case(name, tmp_path)
     llm = in_two(case)
-    degrees = {"encoder_tp": 1 if name == REFUSED else 2, "llm_tp": 1 if name == EXPERTS else 2}
+    # Experts are not cut (`tests/unit/test_experts.py`).
+    degrees = {"encoder_tp": 1 if name == REFUSED else 2, "llm_tp": 1 if name in WITH_EXPERTS else 2}
     sizes = {"global_batch_size": len(case.samples)}
     plan = write_plan(tmp_path / "plan.json", 2, 1, 2, len(llm), **degrees, **sizes)
     case.check(plan, llm, shared_out(case.samples, llm))

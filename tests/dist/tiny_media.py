@@ -20,6 +20,7 @@ def make_model(name, folder):
     else:
         tokens = {
             "internvl": {"image_token_id": MEDIA_TOKEN},
+            "llava_next": {"image_token_index": MEDIA_TOKEN},
             "qwen2_audio": {"audio_token_index": MEDIA_TOKEN},
         }.get(name, {"image_token_id": MEDIA_TOKEN, "video_token_id": VIDEO_TOKEN})
         directory = tiny_families.write_config(folder / name, name, {**tiny_families.TINY[name], **tokens})
@@ -32,6 +33,10 @@ def make_model(name, folder):
     return model
 
 
+SHUFFLED = {"idefics3": 4, "smolvlm": 1}
+"""Families whose tiles stand by sample, and the features of a tile."""
+
+
 def is_of_patches(name):
     """Whether a family's media are grids of patches: the Qwen vision models."""
     return name.startswith("qwen") and name != "qwen2_audio"
@@ -40,8 +45,8 @@ def is_of_patches(name):
 def microbatch(name, media, seed, num_text=7):
     """Arguments of the whole model for one row: `media` by kind and size, then text; labels are of the text.
 
-    Of LLaVA (kind, height, width, frames), of InternVL and Qwen2-Audio the number of tiles or sounds, of the
-    Qwen vision models grids (kind, t, h, w).
+    Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT (height, width), of InternVL, Idefics3, SmolVLM and
+    Qwen2-Audio the number of tiles or sounds, of the Qwen vision models grids (kind, t, h, w).
     """
     if name == "llava_onevision":
         sample = tiny_llava.Sample(media, num_text, seed)
@@ -49,9 +54,16 @@ def microbatch(name, media, seed, num_text=7):
         return {**arguments, "labels": torch.tensor([sample.labels])}
     generator = torch.Generator().manual_seed(seed)
     ids, arguments = [], {}
-    if name == "internvl" and media:
+    if name == "llava_next" and media:
+        arguments["pixel_values"] = torch.randn(len(media), 5, 3, 56, 56, generator=generator)
+        arguments["image_sizes"] = torch.tensor(media)
+        ids = [MEDIA_TOKEN] * sum(_features_of_next(*size) for size in media)
+    elif name == "internvl" and media:
         arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
         ids = [MEDIA_TOKEN] * (4 * media)
+    elif name in SHUFFLED and media:
+        arguments["pixel_values"] = torch.randn(1, media, 3, 56, 56, generator=generator)
+        ids = [MEDIA_TOKEN] * (SHUFFLED[name] * media)
     elif name == "qwen2_audio" and media:
         lengths = torch.randint(12, 41, (media,), generator=generator)
         arguments["input_features"] = torch.randn(media, 8, 40, generator=generator)
@@ -69,8 +81,10 @@ def microbatch(name, media, seed, num_text=7):
                 arguments[pixels] = torch.randn(count, 3 * 2 * 14 * 14, generator=generator)
                 arguments[grid] = torch.tensor(grids)
                 for t, h, w in grids:
+                    # Qwen3-VL has text before each frame pair of a video.
+                    apart = t if name.startswith("qwen3") else 1
                     # What stands beside another of its kind would be one medium.
-                    ids += [5, *[token] * (t * h * w // 4)]
+                    ids += [5, *[token] * (t * h * w // 4 // apart)] * apart
     words = torch.randint(3, MEDIA_TOKEN, (num_text + 3,), generator=generator).tolist()
     labels = [-100] * (len(ids) + 3) + words[3:]
     ids = ids + words
@@ -86,6 +100,12 @@ def microbatch(name, media, seed, num_text=7):
     }
 
 
+def _features_of_next(height, width):
+    """Features of a picture of the tiny LLaVA-NeXT: the base tile's 4 x 4, and the grid's rows with a newline each."""
+    assert (height, width) in {(112, 112), (56, 112)}, "no part of these is padding"
+    return 16 + (height // 14) * (width // 14 + 1)
+
+
 IMAGE = ("image", 240, 250, 1)
 PLAIN = ("multi_image", 126, 126, 1)
 VIDEO = ("video", 126, 126, 3)
@@ -98,10 +118,16 @@ STEPS = {
         [[], [("image", 120, 126, 1)], [], []],
         [[], [], [], []],
     ],
+    "llava_next": [
+        [[(112, 112), (56, 112)], [], [(56, 112)], [(112, 112)] * 2],
+        [[], [(56, 112)], [], []],
+        [[], [], [], []],
+    ],
     "internvl": [[3, 0, 1, 6], [0, 1, 0, 0], [0, 0, 0, 0]],
     "qwen2_audio": [[3, 0, 1, 2], [0, 1, 0, 0], [0, 0, 0, 0]],
 }
-STEPS["qwen2_vl"] = STEPS["qwen2_5_vl"] = [
+STEPS["idefics3"] = STEPS["smolvlm"] = STEPS["internvl"]
+STEPS["qwen2_vl"] = STEPS["qwen2_5_vl"] = STEPS["qwen3_vl"] = STEPS["qwen3_vl_moe"] = [
     [
         [("image", 1, 16, 12), ("image", 1, 4, 4)],
         [],

@@ -53,6 +53,7 @@ _QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO}
 # Pictures of 4 to 16 features; those of a longer video are smaller.
 _QWEN_IMAGES = {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 16 * 28 * 28}, **_MEAN}
 _QWEN_VIDEOS = {**_QWEN_IMAGES, "cap_pixels_per_frame": True, "max_video_tokens": 40}
+_SHUFFLED = {"size": {"longest_edge": 168}, "max_image_size": {"longest_edge": 56}}
 _TILE_56 = {"size": {"height": 56, "width": 56}, **_MEAN}
 IMAGES = {
     "text": [],
@@ -86,8 +87,12 @@ SETTINGS = {
     "llava_next": (_tiny("llava_next", image_token_index=IMAGE),
                    {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56},
                     "image_grid_pinpoints": TINY["llava_next"]["image_grid_pinpoints"], **_MEAN}, None, IMAGES),
+    "idefics3": (_tiny("idefics3", image_token_id=IMAGE), {**_SHUFFLED, **_MEAN}, None, IMAGES),
+    "smolvlm": (_tiny("smolvlm", image_token_id=IMAGE), {**_SHUFFLED, **_MEAN}, None, PICTURES),
     "internvl": (_tiny("internvl", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
     "internvl-llama": (_tiny("internvl-llama", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
+    "internvl-qwen3": (_tiny("internvl-qwen3", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
+    "internvl-qwen3_moe": (_tiny("internvl-qwen3_moe", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
     "qwen2_vl": (_tiny("qwen2_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
     "qwen2_5_vl": (_tiny("qwen2_5_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
     "qwen3_vl": (
@@ -204,7 +209,7 @@ class Conversation:
         ]
         ids, labels = words(3), [-100] * 3
         for medium in self.media:
-            is_video_token = medium.kind == "video" and "internvl" not in adapter.family
+            is_video_token = medium.kind == "video" and adapter.family not in ("internvl", "smolvlm")
             token = SOUND if medium.kind == "audio" else VIDEO if is_video_token else IMAGE
             # Qwen3-VL writes the time before each frame pair of a video.
             is_timed = adapter.family.startswith("qwen3_vl") and medium.kind == "video"
@@ -302,6 +307,29 @@ def _llava_next(adapter, media):
 
     images = [medium.pictures[0] for medium in media]
     return dict(LlavaNextImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
+
+
+def _idefics3(adapter, media):
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    images = [medium.pictures[0] for medium in media]
+    return dict(Idefics3ImageProcessorPil(**_fields(adapter))([images], return_tensors="pt"))
+
+
+def _smolvlm(adapter, media):
+    from transformers import SmolVLMVideoProcessor
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    found = []
+    for medium in media:
+        fields = _fields(adapter)
+        if medium.kind == "video":
+            made = SmolVLMVideoProcessor(**fields)([_frames(medium)], return_tensors="pt")
+        else:
+            made = SmolVLMImageProcessorPil(**fields)([[medium.pictures[0]]], return_tensors="pt")
+        found.append(made["pixel_values"])
+    # Of one sample, tiles and frames in the order of its media.
+    return {"pixel_values": torch.cat(found, dim=1)}
 
 
 def _internvl(adapter, media):

@@ -79,6 +79,36 @@ def test_both_forms_of_the_files_are_read_as_from_pretrained_reads_them(tmp_path
         assert torch.equal(value, values[name]), name
 
 
+def test_files_with_a_tensor_for_each_matrix_of_an_expert_are_read(tmp_path):
+    """So older releases wrote the backbones of Qwen3 with experts, those of InternVL3.5 among them."""
+    name = "internvl-qwen3_moe"
+    directory = write_model(tmp_path, name)
+    adapter = load_adapter(directory)
+    values = values_of(pieces_of(adapter))
+    files = {}
+    for key, value in values.items():
+        layer, _, matrix = key.partition(".experts.")
+        if not matrix:
+            files[key] = value
+            continue
+        names = ["gate_proj", "up_proj"] if matrix == "gate_up_proj" else ["down_proj"]
+        for expert, whole in enumerate(value):
+            for part, of_part in zip(names, whole.chunk(len(names)), strict=True):
+                files[f"{layer}.experts.{expert}.{part}.weight"] = of_part.contiguous()
+    assert len(files) > len(values)
+    save_file(files, directory / "model.safetensors", metadata={"format": "pt"})
+    theirs = dict(adapter.model_class.from_pretrained(directory, dtype=FLOAT).named_parameters())
+    weights = Weights(directory, adapter.build_whole()[0])
+    pieces = pieces_of(adapter, seed=SEED + 1)
+    for piece in pieces:
+        weights.fill(piece)
+    found = values_of(pieces)
+    assert found.keys() == theirs.keys()
+    for key, value in found.items():
+        assert torch.equal(value, theirs[key]), key
+        assert torch.equal(value, values[key]), key
+
+
 def test_what_is_exported_is_what_transformers_writes(tmp_path):
     directory = write_model(tmp_path, NAME)
     adapter = load_adapter(directory)

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2AudioForC
 
 import dflop.models.packing
 from dflop._native import testing
+from dflop.models.towers import backbone_of, inner_tower
 
 QWEN2 = {
     "model_type": "qwen2",
@@ -58,6 +59,7 @@ QWEN3_TEXT = {
     "head_dim": 12,
     "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]},
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 CONFIGS = {
     "llava_onevision": {
         "model_type": "llava_onevision",
@@ -75,6 +77,8 @@ CONFIGS = {
         "vision_config": {**TILES, "model_type": "clip_vision_model"},
         "text_config": LLAMA,
     },
+    "idefics3": {"model_type": "idefics3", "vision_config": TILES, "text_config": LLAMA},
+    "smolvlm": {"model_type": "smolvlm", "vision_config": TILES, "text_config": LLAMA, "scale_factor": 4},
     "internvl": {
         "model_type": "internvl",
         "vision_config": {**TILES, "attention_bias": True},
@@ -91,6 +95,18 @@ CONFIGS = {
             "use_mean_pooling": False,
         },
         "text_config": QWEN2,
+    },
+    "internvl qwen3": {
+        "model_type": "internvl",
+        "vision_config": {**TILES, "attention_bias": True},
+        "text_config": {**VL_TEXT, "model_type": "qwen3", "head_dim": 12},
+        "tie_word_embeddings": False,
+    },
+    "internvl experts": {
+        "model_type": "internvl",
+        "vision_config": {**TILES, "attention_bias": True},
+        "text_config": {**VL_TEXT, "model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
+        "tie_word_embeddings": False,
     },
     "qwen2_vl": {
         "model_type": "qwen2_vl",
@@ -121,14 +137,12 @@ CONFIGS = {
         "vision_config": QWEN3_VISION,
         "text_config": {
             **QWEN3_TEXT,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
+            **EXPERTS,
         },
     },
     "qwen2_audio": {"model_type": "qwen2_audio", "audio_config": SOUND, "text_config": QWEN2},
 }
-TILE_FAMILIES = {"llava_onevision", "llava_next", "internvl"}
+SHUFFLED = ("idefics3", "smolvlm")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -163,8 +177,8 @@ class Ran:
 
 def encoder_tower(model):
     base = model.model
-    tower = getattr(base, "vision_tower", None) or getattr(base, "visual", None) or base.audio_tower
-    return getattr(tower, "vision_model", tower)
+    names = ("vision_tower", "vision_model", "visual", "audio_tower")
+    return inner_tower(next(getattr(base, name) for name in names if hasattr(base, name)))
 
 
 def encoder_layers(name, tower):
@@ -176,7 +190,7 @@ def encoder_layers(name, tower):
 
 
 def tile_tokens(name):
-    return 12 if name == "qwen2_audio" else 16 + (0 if name.startswith("llava_onevision") else 1)
+    return 12 if name == "qwen2_audio" else 16 + (name.startswith(("llava_next", "internvl")))
 
 
 def is_native(name):
@@ -224,6 +238,8 @@ def encoder_embedding(name):
         parts.append(tower.pre_layrnorm)
 
     def run(pixels):
+        if name in SHUFFLED:
+            return tower.embeddings(pixels, torch.ones(2, 4, 4, dtype=torch.bool))
         hidden = tower.embeddings(pixels)
         return tower.pre_layrnorm(hidden) if name == "llava_next" else hidden
 
@@ -241,6 +257,10 @@ def projector(name):
 
         run = merge if len(mergers) > 1 else tower.merger
         return Ran(run, torch.randn(24, 32), True, [16, 8], mergers)
+    if name in SHUFFLED:
+        last = model.model.connector
+        parts = [tower.post_layernorm, last]
+        return Ran(lambda hidden: last(tower.post_layernorm(hidden)), torch.randn(2, 16, 32), True, [16] * 2, parts)
     last = model.model.multi_modal_projector
     if name == "qwen2_audio":
 
@@ -272,7 +292,7 @@ def projector(name):
 
 
 def llm_layer(name, tokens=14, copies=2):
-    backbone = build(name).model.language_model
+    backbone = backbone_of(build(name))
     layer = backbone.layers[0]
     hidden = torch.randn(copies, tokens, 48)
     positions = torch.arange(tokens).expand(copies, -1)
@@ -285,7 +305,7 @@ def llm_layer(name, tokens=14, copies=2):
 
 def llm_head(name):
     model = build(name)
-    norm, head = model.model.language_model.norm, model.lm_head
+    norm, head = backbone_of(model).norm, model.lm_head
 
     def run(hidden):
         return F.cross_entropy(head(norm(hidden)).float(), torch.arange(11), reduction="sum")
@@ -294,7 +314,7 @@ def llm_head(name):
 
 
 def llm_embedding(name):
-    table = build(name).model.language_model.embed_tokens
+    table = backbone_of(build(name)).embed_tokens
     return Ran(lambda features: table(torch.arange(9)) + features, torch.randn(9, 48), True, [9], [table])
 
 
@@ -372,7 +392,7 @@ def test_the_whole_has_the_parameters_of_the_model(name):
     layers = len(encoder_layers(name, encoder_tower(model))) - (name == "llava_next")
     windows = counted.get("encoder_window_layer", (0, 0))[0]
     assert counted["encoder_layer"][0] + windows == layers
-    assert counted["llm_layer"][0] == len(model.model.language_model.layers)
+    assert counted["llm_layer"][0] == len(backbone_of(model).layers)
 
 
 @pytest.mark.parametrize("place", ["neither", "whole", "text"])

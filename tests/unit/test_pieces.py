@@ -8,7 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_families import REAL, TEXT, TINY, VOCABULARY, hugging_face_model, some_segments, tiny, write_config
+from tiny_families import (
+    REAL,
+    TEXT,
+    TINY,
+    VOCABULARY,
+    WITH_EXPERTS,
+    hugging_face_model,
+    some_segments,
+    tiny,
+    write_config,
+)
 from tiny_llava import write_model_dir
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -18,6 +28,7 @@ from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.models.patches import lay_out, merge
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
+from dflop.models.towers import backbone_of
 from dflop.profiling.families import load_pieces
 from dflop.profiling.pieces import PieceSettings
 
@@ -112,6 +123,8 @@ def encoder_inputs(name, model):
             alone = inner.vision_tower(tile, output_hidden_states=True).hidden_states[-2][:, 1:]
             alone = inner.multi_modal_projector(alone)[0]
             return pixels_NCHW, torch.cat([found, alone, inner.image_newline[None]])
+        if name in ("idefics3", "smolvlm"):
+            return pixels_NCHW, torch.cat(inner.get_image_features(pixels_NCHW[None]).pooler_output)
         return pixels_NCHW, inner.get_image_features(pixels_NCHW).pooler_output.flatten(0, 1)
 
 
@@ -160,7 +173,7 @@ def test_packed_backbone_is_hugging_faces_sample_by_sample(tmp_path, name):
     if name in QWEN_VL:
         positions = torch.randint(0, 9, (3, 1, total), generator=generator)
 
-    inner = as_hugging_face(model).model.language_model
+    inner = backbone_of(as_hugging_face(model))
     embedded_TD = inner.embed_tokens(ids_T).masked_scatter(mask_T[:, None], features_ED)
     logits, start = [], 0
     for size in sizes:
@@ -208,7 +221,7 @@ def test_the_head_says_whether_its_matrix_is_the_embeddings(tmp_path, name, is_t
     with torch.device("meta"):
         whole = hugging_face_model(directory)
     # Qwen2-Audio ties nothing, whatever its configuration says.
-    expected = whole.lm_head.weight is whole.model.language_model.embed_tokens.weight
+    expected = whole.lm_head.weight is backbone_of(whole).embed_tokens.weight
     assert expected == (is_tied and name != "qwen2_audio")
     assert {piece.name: piece.is_tied for piece in found} == {
         piece.name: expected and piece.name == "llm_head" for piece in found
@@ -228,6 +241,7 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
     ("name", "published"),
     [
         ("internvl", 8_075_365_376),
+        ("smolvlm", 2_246_784_880),
         ("qwen2_vl", 8_291_375_616),
         ("qwen2_5_vl", 8_292_166_656),
         ("qwen3_vl", 8_767_123_696),
@@ -241,12 +255,12 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     pieces = {piece.name: piece for piece in load_pieces(directory)}
     assert num_parameters(pieces) == published
     counts = {piece.name: piece.count for piece in pieces.values() if piece.count > 1}
-    layers = {"internvl": 24, "qwen2_5_vl": 4, "qwen3_vl": 27, "qwen3_vl_moe": 27}.get(name, 32)
+    layers = {"internvl": 24, "smolvlm": 27, "qwen2_5_vl": 4, "qwen3_vl": 27, "qwen3_vl_moe": 27}.get(name, 32)
     windows = {"encoder_window_layer": 28} if name == "qwen2_5_vl" else {}
-    backbone = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 36, "qwen3_vl_moe": 48}.get(name, 32)
+    backbone = {"smolvlm": 24, "qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 36, "qwen3_vl_moe": 48}.get(name, 32)
     assert counts == {"encoder_layer": layers, **windows, "llm_layer": backbone}
     # As the data profile counts encoder tokens.
-    tokens = {"internvl": 1025, "qwen2_audio": 1500}.get(name)
+    tokens = {"internvl": 1025, "smolvlm": 729, "qwen2_audio": 1500}.get(name)
     assert pieces["encoder_layer"].segment_tokens == tokens
     assert pieces["encoder_layer"].unit() == (tokens or 4)
 
@@ -301,11 +315,11 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
         adapters = {key for key, value in module.named_parameters() if "lora_" in key}
         assert trained == adapters == {key for key, value in module.named_parameters() if value.requires_grad}
         # A and B on seven maps of three layers; experts have none.
-        maps = 4 if name == "qwen3_vl_moe" else 7
+        maps = 4 if name in WITH_EXPERTS else 7
         assert len(adapters) == (2 * maps * 3 if part == "llm_layer" else 0)
     base, with_adapters = pieces["llm_layer"].build(WHOLE), pieces["llm_layer"].build(lora)
     # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96.
-    added = 3 * 3 * (2 * 96 + 2 * 72 + (0 if name == "qwen3_vl_moe" else 3 * 144))
+    added = 3 * 3 * (2 * 96 + 2 * 72 + (0 if name in WITH_EXPERTS else 3 * 144))
     assert sum(p.numel() for p in with_adapters.parameters()) == added + sum(
         p.numel() for p in base.parameters()
     )
@@ -330,7 +344,7 @@ def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
     pieces, _ = tiny(tmp_path, name)
     half = PieceSettings(CPU, torch.float32, tensor_parallel_degree=2)
     quarter = PieceSettings(CPU, torch.float32, tensor_parallel_degree=4)
-    if name == "qwen3_vl_moe":
+    if name in WITH_EXPERTS:
         with pytest.raises(ProfileError, match="layers with experts cannot be cut over 2 ranks"):
             pieces["llm_layer"].build(half)
         return

@@ -26,6 +26,7 @@ _VISION = {
     "intermediate_size": 64,
     "patch_size": 14,
 }
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 12}
 _INTERNVIT = {**_VISION, "image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True}
 _QWEN3_VISION = {
     "patch_size": 14,
@@ -50,6 +51,28 @@ TINY = {
         # As the larger InternVits: a norm over queries and keys, and one after the layers.
         "vision_config": {**_INTERNVIT, "use_qk_norm": True, "use_mean_pooling": False},
         "text_config": {**TEXT, "model_type": "llama"},
+        "tie_word_embeddings": False,
+    },
+    "idefics3": {
+        "vision_config": {**_VISION, "image_size": 56},
+        "text_config": {**TEXT, "model_type": "llama"},
+        "tie_word_embeddings": False,
+    },
+    "smolvlm": {
+        "vision_config": {**_VISION, "image_size": 56},
+        "text_config": {**TEXT, "model_type": "llama"},
+        "scale_factor": 4,
+        "tie_word_embeddings": False,
+    },
+    # As InternVL3.5.
+    "internvl-qwen3": {
+        "vision_config": _INTERNVIT,
+        "text_config": {**TEXT, "model_type": "qwen3", "head_dim": 12},
+        "tie_word_embeddings": False,
+    },
+    "internvl-qwen3_moe": {
+        "vision_config": _INTERNVIT,
+        "text_config": {**TEXT, "model_type": "qwen3_moe", **_EXPERTS},
         "tie_word_embeddings": False,
     },
     "llava_next": {
@@ -95,10 +118,7 @@ TINY = {
         "text_config": {
             **TEXT,
             "model_type": "qwen3_vl_moe_text",
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "head_dim": 12,
+            **_EXPERTS,
             "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2], "mrope_interleaved": True},
         },
         "tie_word_embeddings": False,
@@ -116,6 +136,8 @@ TINY = {
     },
 }
 """`config.json` by family, and by what else differs."""
+WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe")
+"""Those whose backbone has experts."""
 
 _QWEN_7B = {
     "hidden_size": 3584,
@@ -151,6 +173,27 @@ REAL = {
             "tie_word_embeddings": False,
         },
         "tie_word_embeddings": False,
+    },
+    # HuggingFaceTB/SmolVLM2-2.2B-Instruct: SigLIP so400m and SmolLM2 1.7B, which is a Llama.
+    "smolvlm": {
+        "vision_config": {
+            "hidden_size": 1152,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "intermediate_size": 4304,
+            "image_size": 384,
+            "patch_size": 14,
+        },
+        "text_config": {
+            "model_type": "llama",
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "vocab_size": 49280,
+        },
+        "scale_factor": 3,
     },
     # Qwen/Qwen2-VL-7B-Instruct.
     "qwen2_vl": {

@@ -76,6 +76,9 @@ struct Pairing {
     num_parameters: Option<u64>,
     #[serde(default)]
     note: String,
+    /// Fields at the top of its `config.json` in which it differs from its family.
+    #[serde(default)]
+    config: Map<String, Value>,
 }
 
 fn file<T: for<'de> Deserialize<'de>>(text: &str) -> File<T> {
@@ -109,6 +112,9 @@ pub fn catalogue_model(name: &str) -> Result<&'static CatalogueModel, AnalyticEr
         let stem = wanted.split(['-', '_', '.']).next().unwrap_or("");
         let alike = |model: &&CatalogueModel| !stem.is_empty() && model.name.starts_with(stem);
         let mut near: Vec<&str> = catalogue().iter().filter(alike).map(|model| model.name.as_str()).collect();
+        // Those that begin most alike first.
+        let alike_until = |name: &str| name.bytes().zip(wanted.bytes()).take_while(|(a, b)| a == b).count();
+        near.sort_by_key(|name| std::cmp::Reverse(alike_until(name)));
         if near.is_empty() {
             near = catalogue().iter().map(|model| model.name.as_str()).collect();
         }
@@ -132,7 +138,7 @@ fn model(pairing: Pairing, date: &str, encoders: &[Part], backbones: &[Part]) ->
         text["tie_word_embeddings"] = json!(is_tied);
     }
     let mut vision = encoder.config.clone();
-    let mut config = Map::new();
+    let mut config = pairing.config;
     config.insert("model_type".to_owned(), json!(pairing.family));
     config.insert("tie_word_embeddings".to_owned(), text["tie_word_embeddings"].clone());
     let (tower, llm) = match pairing.family.as_str() {

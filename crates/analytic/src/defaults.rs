@@ -36,6 +36,16 @@ pub(super) const SIGLIP: &[(&str, u64)] = &[
     ("image_size", 224),
     ("patch_size", 16),
 ];
+/// `Idefics3VisionConfig` and `SmolVLMVisionConfig`.
+pub(super) const IDEFICS3_VISION: &[(&str, u64)] = &[
+    ("hidden_size", 1_152),
+    ("intermediate_size", 3_072),
+    ("num_hidden_layers", 12),
+    ("num_attention_heads", 16),
+    ("num_channels", 3),
+    ("image_size", 224),
+    ("patch_size", 32),
+];
 /// `CLIPVisionConfig` (`models/clip/configuration_clip.py`).
 pub(super) const CLIP: &[(&str, u64)] = &[
     ("hidden_size", 768),
@@ -91,6 +101,21 @@ pub(super) const QWEN3_VL_VISION: &[(&str, u64)] = &[
     ("temporal_patch_size", 2),
     ("out_hidden_size", 3_584),
     ("num_position_embeddings", 2_304),
+];
+/// `Qwen3Config` (`models/qwen3/configuration_qwen3.py`).
+pub(super) const QWEN3: &[(&str, u64)] = QWEN3_VL_TEXT;
+/// `Qwen3MoeConfig` (`models/qwen3_moe/configuration_qwen3_moe.py`); an absent `head_dim` is the width over the heads.
+pub(super) const QWEN3_MOE: &[(&str, u64)] = &[
+    ("vocab_size", 151_936),
+    ("hidden_size", 2_048),
+    ("intermediate_size", 6_144),
+    ("num_hidden_layers", 24),
+    ("num_attention_heads", 32),
+    ("num_key_value_heads", 4),
+    ("decoder_sparse_step", 1),
+    ("moe_intermediate_size", 768),
+    ("num_experts_per_tok", 8),
+    ("num_experts", 128),
 ];
 /// `Qwen3VLTextConfig`.
 pub(super) const QWEN3_VL_TEXT: &[(&str, u64)] = &[

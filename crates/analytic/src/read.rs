@@ -2,16 +2,21 @@
 
 use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
 use crate::defaults::{
-    CLIP, INTERNVIT, LLAMA, QWEN2, QWEN2_5_VL_VISION, QWEN2_AUDIO, QWEN2_VL_TEXT, QWEN2_VL_VISION, SIGLIP,
+    CLIP, INTERNVIT, LLAMA, QWEN2, QWEN2_5_VL_VISION, QWEN2_AUDIO, QWEN2_VL_TEXT, QWEN2_VL_VISION, QWEN3,
+    QWEN3_MOE, SIGLIP,
 };
 use crate::error::AnalyticError;
 use crate::fields::Section;
 use serde_json::Value;
 
+mod idefics3;
+mod qwen3;
 mod qwen3_vl;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 9] = [
+pub const FAMILIES: [&str; 11] = [
+    "idefics3",
+    "smolvlm",
     "llava_onevision",
     "llava_next",
     "internvl",
@@ -38,6 +43,7 @@ impl Architecture {
         match found {
             "llava_onevision" => llava(config, "llava_onevision"),
             "llava_next" => llava(config, "llava_next"),
+            "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),
             "qwen2_vl" => qwen_vl(config, false),
@@ -66,12 +72,14 @@ fn section<'a>(
     }
 }
 
-/// The backbone that `path` describes, Qwen2 or Llama; `absent` is its type where it names none.
+/// The backbone that `path` describes: Qwen2, Qwen3 or Llama; `absent` is its type where it names none.
 fn text(config: &Value, path: &'static str, absent: &str) -> Result<Llm, AnalyticError> {
     let named = section(config, path, &[])?;
-    named.must_be("model_type", &["qwen2", "llama"])?;
+    named.must_be("model_type", &["qwen2", "qwen3", "qwen3_moe", "llama"])?;
     match named.get("model_type").and_then(Value::as_str).unwrap_or(absent) {
         "llama" => llm(config, &Section { defaults: LLAMA, ..named }, false),
+        "qwen3" => qwen3::backbone(config, &Section { defaults: QWEN3, ..named }, false),
+        "qwen3_moe" => qwen3::backbone(config, &Section { defaults: QWEN3_MOE, ..named }, true),
         _ => llm(config, &Section { defaults: QWEN2, ..named }, true),
     }
 }

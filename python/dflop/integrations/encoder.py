@@ -60,6 +60,7 @@ class BalancedEncoder:
         self.loads: tuple[list[float], list[float]] = ([], [])
         self._next_call = 0
         self._num_calls = max(1, len(self._family.methods))
+        self._is_in_method = False
         self._token: torch.Tensor | None = None
         # Parameters of the tower that no feature depends on, as the norm after the last layer that is read.
         self._unread: list[nn.Parameter] | None = None
@@ -96,8 +97,8 @@ class BalancedEncoder:
         for position, name in enumerate(self._family.methods):
             self._replace(self._model, name, self._call(position, getattr(self._model, name)))
         self._hooks.append(self._model.register_forward_pre_hook(self._begin))
-        backbone = self._model.language_model
-        self._end_hook = backbone.register_forward_pre_hook(self._end, with_kwargs=True, prepend=True)
+        self._backbone = getattr(self._model, self._family.backbone)
+        self._end_hook = self._backbone.register_forward_pre_hook(self._end, with_kwargs=True, prepend=True)
         self._hooks.append(self._end_hook)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
@@ -114,13 +115,19 @@ class BalancedEncoder:
         self._token = None
         # FSDP puts its hook before those it finds. The calls of absent media must come before it gathers the
         # backbone, as the tower's calls do on other ranks.
-        self._model.language_model._forward_pre_hooks.move_to_end(self._end_hook.id, last=False)
+        self._backbone._forward_pre_hooks.move_to_end(self._end_hook.id, last=False)
 
     def _call(self, position: int, method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._is_on:
+            # Qwen3-VL's method for videos calls that for images: the outer one says which turn it is.
+            if self._is_on and not self._is_in_method:
                 self._absent_until(position)
                 self._next_call = position
+                self._is_in_method = True
+                try:
+                    return method(*args, **kwargs)
+                finally:
+                    self._is_in_method = False
             return method(*args, **kwargs)
 
         return call
@@ -311,7 +318,8 @@ def balance_encoder(
     In evaluation mode the model is as before.
 
     Args:
-        model: LLaVA-OneVision, InternVL, Qwen2-VL, Qwen2.5-VL or Qwen2-Audio of transformers.
+        model: LLaVA-NeXT, LLaVA-OneVision, InternVL, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2-Audio,
+            Idefics3 or SmolVLM of transformers.
         group: the data-parallel ranks, or a mesh of one dimension; None: all ranks. Without a process group,
             or of one rank, there is nothing to share and the model runs as it was.
         cost: work of a unit by its number of patches, in any one unit; None: its multiplications. Only the

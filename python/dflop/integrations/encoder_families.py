@@ -30,6 +30,7 @@ class TileTower:
     """Every row of `pixel_values` is a unit: a tile or a frame, all of one size (SigLIP, InternViT)."""
 
     tower: ClassVar[str] = "vision_tower"
+    backbone: ClassVar[str] = "language_model"
     projector: ClassVar[str | None] = "multi_modal_projector"
     parameters: ClassVar[tuple[str, ...]] = ("image_newline",)
     methods: ClassVar[tuple[str, ...]] = ("get_image_features", "get_video_features")
@@ -84,6 +85,12 @@ class TileTower:
         return BaseModelOutputWithPooling(hidden_states=tuple(hidden))  # type: ignore[arg-type]
 
 
+class OneKindTower(TileTower):
+    """LLaVA-NeXT: a tower of tiles that reads no videos."""
+
+    methods = ("get_image_features",)
+
+
 class InternTower(TileTower):
     """InternVL: of its last layer it reads what is after the norm."""
 
@@ -101,6 +108,48 @@ class InternTower(TileTower):
         return super().output(features)
 
 
+class ShuffledTower(TileTower):
+    """Idefics3 and SmolVLM: tiles and frames are rows of one call, and what is read is after the last norm."""
+
+    tower = "vision_model"
+    backbone = "text_model"
+    projector = "connector"
+    parameters = ()
+    methods = ("get_image_features",)
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class.
+
+        Args:
+            rows: tiles.
+            extra: `patch_attention_mask` and all others.
+
+        Returns:
+            The media, a unit a tile.
+
+        Raises:
+            ValueError: a part of a tile is padding, so that tiles are not all alike.
+        """
+        extra = dict(extra)
+        mask: Any = extra.pop("patch_attention_mask", None)
+        if mask is not None and not bool(mask.all()):
+            message = "a tile has patches of padding, must be whole: `do_image_splitting` is off, and sizes differ"
+            raise ValueError(message)
+        return Media(rows, None, extra)
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        return forward(media.rows, **media.extra)
+
+    def features(self, output: Any) -> torch.Tensor:
+        """After the norm."""
+        return output.last_hidden_state
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
+
+
 class PatchTower(TileTower):
     """Qwen2-VL and 2.5-VL: a unit is a frame pair of a video or an image, of its own height and width."""
 
@@ -112,16 +161,22 @@ class PatchTower(TileTower):
         super().__init__(model)
         vision = self.config.vision_config
         self._merged = int(vision.spatial_merge_size) ** 2
-        # Of the 2.5 the blocks' own width is `hidden_size`; before, that is the LLM's.
         is_windowed = hasattr(vision, "fullatt_block_indexes")
-        width = int(vision.hidden_size if is_windowed else vision.embed_dim)
-        inner = int(vision.intermediate_size) * 3 if is_windowed else int(width * vision.mlp_ratio) * 2
+        width, inner = self.widths()
         # Multiplications of a token in one block: four projections and the MLP; attention by token read.
         self._linear = float(vision.depth * (4 * width * width + inner * width))
         self._attention = float(2 * width)
         self._depth = int(vision.depth)
         self._full = len(vision.fullatt_block_indexes) if is_windowed else self._depth
         self._window = (int(vision.window_size) // int(vision.patch_size)) ** 2 if is_windowed else 0
+
+    def widths(self) -> tuple[int, int]:
+        """Width of a block, and of the maps of its MLP together."""
+        vision = self.config.vision_config
+        # Of the 2.5 the blocks' own width is `hidden_size`; before, that is the LLM's.
+        if hasattr(vision, "fullatt_block_indexes"):
+            return int(vision.hidden_size), int(vision.intermediate_size) * 3
+        return int(vision.embed_dim), int(vision.embed_dim * vision.mlp_ratio) * 2
 
     def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
         """As of the base class.
@@ -175,6 +230,26 @@ class PatchTower(TileTower):
     def output(self, features: torch.Tensor) -> Any:
         """As of the base class."""
         return BaseModelOutputWithPooling(pooler_output=features)  # type: ignore[arg-type]
+
+
+class DeepPatchTower(PatchTower):
+    """Qwen3-VL: beside its last features the tower gives those of earlier blocks, for layers of the LLM (DeepStack)."""
+
+    def widths(self) -> tuple[int, int]:
+        """As of the base class."""
+        vision = self.config.vision_config
+        return int(vision.hidden_size), int(vision.intermediate_size) * 2
+
+    def features(self, output: Any) -> torch.Tensor:
+        """Merged, the last and then those of earlier blocks, side by side."""
+        return torch.cat([output.pooler_output, *output.deepstack_features], dim=-1)
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+
+        last, *deep = features.chunk(1 + len(self.config.vision_config.deepstack_visual_indexes), dim=-1)
+        return BaseModelOutputWithDeepstackFeatures(pooler_output=last, deepstack_features=deep)  # type: ignore[arg-type]
 
 
 class SoundTower(TileTower):
@@ -233,11 +308,16 @@ class SoundTower(TileTower):
 
 
 TOWERS: dict[str, type[TileTower]] = {
+    "llava_next": OneKindTower,
     "llava_onevision": TileTower,
+    "idefics3": ShuffledTower,
     "internvl": InternTower,
     "qwen2_vl": PatchTower,
     "qwen2_5_vl": PatchTower,
+    "qwen3_vl": DeepPatchTower,
+    "qwen3_vl_moe": DeepPatchTower,
     "qwen2_audio": SoundTower,
+    "smolvlm": ShuffledTower,
 }
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from dflop.models.parameters import component_of, name_seed
 from dflop.models.tensor import Slice, slices_of
+from dflop.models.towers import BACKBONES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ _BASE = ".base_layer"
 _ADAPTER = ".default"
 """The name that peft gives to the only adapter of a model, in names of parameters; its files leave it out."""
 _MERGERS = "deepstack_merger_list"
-PROJECTORS = ("multi_modal_projector", "merger", _MERGERS)
+PROJECTORS = ("multi_modal_projector", "connector", "merger", _MERGERS)
 """Modules that train besides the adapters and that peft saves. It cannot save single parameters."""
 
 
@@ -62,7 +63,7 @@ def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None =
         r=rank,
         # peft declares an integer, but a fraction works as well.
         lora_alpha=int(alpha) if float(alpha).is_integer() else alpha,  # pyright: ignore[reportArgumentType]
-        target_modules=rf".*language_model.*\.({'|'.join(sorted(maps))})",
+        target_modules=rf".*({'|'.join(BACKBONES)}).*\.({'|'.join(sorted(maps))})",
         modules_to_save=sorted(saved) or None,
         base_model_name_or_path=None if source is None else str(source),
         inference_mode=source is not None,

@@ -22,6 +22,7 @@ from dflop.models.loss import cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
 from dflop.models.sequence import all_rows, own_rows
 from dflop.models.tensor import Cut, LayerPlan, Uncut, cut_layer
+from dflop.models.towers import backbone_name, backbone_of
 from dflop.models.vocabulary import cut_vocabulary
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from dflop.models.sums import Sums
     from dflop.models.tensor import TensorRank
 
-WITH_EXPERTS = ("qwen3_vl_moe_text",)
+WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text")
 """`model_type` of the backbones whose layers have experts in place of the MLP."""
 TEXT_MODELS = (
     "llama",
@@ -37,6 +38,7 @@ TEXT_MODELS = (
     "qwen2",
     "qwen2_vl_text",
     "qwen2_5_vl_text",
+    "qwen3",
     "qwen3_vl_text",
     *WITH_EXPERTS,
 )
@@ -63,13 +65,52 @@ def backbone_rules(text: Any) -> list[Rule]:
         ),
         Rule("text_config.sliding_window", window, window is None, "null, or not in use"),
         rope_rule(text),
+        *(expert_rules(text) if text.model_type in WITH_EXPERTS else ()),
+    ]
+
+
+def expert_rules(text: Any) -> list[Rule]:
+    """What the configuration of a backbone with experts must be.
+
+    Args:
+        text: configuration of a backbone of `WITH_EXPERTS`.
+
+    Returns:
+        Rules for `check_rules`.
+    """
+    have = layers_with_experts(text)
+    are_alike = len(set(have)) == 1
+    # The text model of Qwen3-VL has no such field in transformers 5.17.
+    has_router_loss = getattr(text, "output_router_logits", False)
+    is_dealt = text.decoder_sparse_step > 1 and not are_alike
+    field = "decoder_sparse_step" if is_dealt else "mlp_only_layers"
+    return [
+        Rule(
+            "text_config.output_router_logits",
+            has_router_loss,
+            not has_router_loss,
+            "false: the loss that balances experts is of a microbatch and not of its samples, so the "
+            "gradient would depend on the schedule",
+        ),
+        Rule(
+            f"text_config.{field}",
+            getattr(text, field),
+            are_alike,
+            f"such that all {len(have)} layers have experts or none (now {sum(have)} have): the planner "
+            "knows one kind of layer",
+        ),
+        Rule(
+            "text_config.num_experts_per_tok",
+            text.num_experts_per_tok,
+            not any(have) or 1 <= text.num_experts_per_tok <= text.num_experts,
+            f"from 1 to `num_experts`, {text.num_experts}",
+        ),
     ]
 
 
 def norms_of_heads(text: Any) -> tuple[str, ...]:
     """Names, in a layer, of norms over single heads of queries and keys; empty where it has none."""
-    has_norms = text.model_type in ("qwen3_vl_text", "qwen3_vl_moe_text")
-    return ("self_attn.q_norm", "self_attn.k_norm") if has_norms else ()
+    return ("self_attn.q_norm", "self_attn.k_norm") if text.model_type.startswith("qwen3") else ()
 
 
 def has_experts(text: Any) -> bool:
@@ -153,7 +194,7 @@ class LlmStage(nn.Module):
 
     def __init__(self, whole: nn.Module, layers: range, is_first: bool, is_last: bool) -> None:
         super().__init__()
-        source = cast("Any", whole).model.language_model
+        source = backbone_of(whole)
         self.is_first = is_first
         self.is_last = is_last
         self.width: int = source.config.hidden_size
@@ -162,7 +203,8 @@ class LlmStage(nn.Module):
         self.row_sums: Sums | None = None
         """Collectives of the ranks that share layers and rows; none where a rank has its layers whole."""
         self.model = nn.Module()
-        stage = self.model.language_model = nn.Module()
+        stage: Any = nn.Module()
+        setattr(self.model, backbone_name(whole), stage)
         is_tied = cast("Any", whole).lm_head.weight is source.embed_tokens.weight
         if self.is_first or (self.is_last and is_tied):
             # A tied head holds the embedding's matrix under the embedding's name. By that name the first and
@@ -188,7 +230,7 @@ class LlmStage(nn.Module):
         """
         for layer in self.layers_in_order():
             cut_layer(layer, plan, tensor.degree, tensor.rank)
-        stage = cast("Any", self.model).language_model
+        stage = backbone_of(self)
         ends = [stage.embed_tokens] if hasattr(stage, "embed_tokens") else []
         ends += [self.lm_head] if self.is_last else []
         is_tied = len({end.weight for end in ends}) < len(ends)
@@ -200,7 +242,7 @@ class LlmStage(nn.Module):
 
     def layers_in_order(self) -> list[nn.Module]:
         """Its layers, in the order in which a forward runs them."""
-        return list(cast("Any", self.model).language_model.layers.values())
+        return list(backbone_of(self).layers.values())
 
     def forward(self, batch: LlmInput, incoming: torch.Tensor) -> torch.Tensor:
         """The stage's part of the way from tokens to loss.
@@ -247,7 +289,7 @@ class LlmStage(nn.Module):
         hidden_RD = self._embed(batch, incoming) if self.is_first else incoming
         if self.is_first and self.row_sums is not None:
             hidden_RD = own_rows(hidden_RD, self.row_sums)
-        stage = cast("Any", self.model).language_model
+        stage = backbone_of(self)
         if not stage.layers:
             return hidden_RD
         hidden_RD, *deep_RD = hidden_RD.split(self.width, dim=1)
@@ -290,9 +332,7 @@ class LlmStage(nn.Module):
             raise ValueError(message)
         # Placeholders read row 0, since their own id may lie outside the vocabulary. They add nothing to its
         # gradient: features take their places.
-        embedded_TD = cast("Any", self.model).language_model.embed_tokens(
-            batch.input_ids_T.masked_fill(mask_T, 0)
-        )
+        embedded_TD = backbone_of(self).embed_tokens(batch.input_ids_T.masked_fill(mask_T, 0))
         # What later layers add to text is zero.
         embedded_TD = nn.functional.pad(embedded_TD, (0, features_ED.shape[1] - self.width))
         if places == 0:
@@ -327,5 +367,5 @@ class LlmStage(nn.Module):
             Rows [K, D] after the final norm, and targets_K [K], of the K positions with a target, in order.
         """
         rows_K = batch.target_rows_K
-        normed_KD = cast("Any", self.model).language_model.norm(hidden_TD.index_select(0, rows_K))
+        normed_KD = backbone_of(self).norm(hidden_TD.index_select(0, rows_K))
         return normed_KD, batch.targets_T.index_select(0, rows_K)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dflop.models.tensor import slices_of
+from dflop.models.towers import BACKBONES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _NORM_SIZES = {"cpu": 1 << 16, "cuda": 1 << 24}
 
 # Names of modules and parameters of the projector, over all families; the mergers are Qwen's.
-_PROJECTORS = ("multi_modal_projector", "merger", "deepstack_merger_list", "image_newline")
+_PROJECTORS = ("multi_modal_projector", "connector", "merger", "deepstack_merger_list", "image_newline")
 
 
 def name_seed(seed: int, name: str) -> int:
@@ -144,4 +145,5 @@ def component_of(name: str) -> str:
     parts = name.split(".")
     if any(part in _PROJECTORS for part in parts):
         return "projector"
-    return "llm" if "language_model" in parts or parts[0] == "lm_head" else "encoder"
+    is_llm = parts[0] == "lm_head" or any(name in parts for name in BACKBONES)
+    return "llm" if is_llm else "encoder"

@@ -1,8 +1,11 @@
-"""Vision towers of transformers, which differ by its version."""
+"""Modules of transformers' models that go by several names."""
 
 from __future__ import annotations
 
 from typing import Any
+
+BACKBONES = ("language_model", "text_model")
+"""Names of the LLM backbone, below `.model`."""
 
 
 def inner_tower(tower: Any) -> Any:
@@ -15,3 +18,27 @@ def inner_tower(tower: Any) -> Any:
         The module that has `embeddings` and `encoder`.
     """
     return getattr(tower, "vision_model", tower)
+
+
+def backbone_name(whole: Any) -> str:
+    """The name that the model's family has for the LLM backbone.
+
+    Args:
+        whole: Hugging Face's model, or a part of it that has `.model`.
+
+    Returns:
+        One of `BACKBONES`.
+    """
+    return next(name for name in BACKBONES if hasattr(whole.model, name))
+
+
+def backbone_of(whole: Any) -> Any:
+    """The LLM backbone: embedding, layers, norm, rotary embedding.
+
+    Args:
+        whole: as in `backbone_name`.
+
+    Returns:
+        The module of that name.
+    """
+    return getattr(whole.model, backbone_name(whole))

@@ -1,8 +1,8 @@
 //! Qwen3-VL: patches with learnt positions, features of several layers of the encoder, and a norm over each head of the
 //! backbone's queries and keys. Some models have experts in place of the backbone's MLP.
 
-use super::{TIED, kept_activations, llm, section};
-use crate::architecture::{Architecture, Encoder, Experts, Llm, MlpKind, NormKind, Patches, Projector};
+use super::{TIED, kept_activations, qwen3, section};
+use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
 use crate::defaults::{QWEN3_VL_MOE_TEXT, QWEN3_VL_TEXT, QWEN3_VL_VISION};
 use crate::error::AnalyticError;
 use crate::fields::Section;
@@ -14,10 +14,9 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
     let defaults = if has_experts { QWEN3_VL_MOE_TEXT } else { QWEN3_VL_TEXT };
     let text = section(config, "text_config", defaults)?;
     let whole = Section { path: "", object: config, defaults: &[] };
-    // Hugging Face's class asks only the whole configuration, and adds no bias to the MLP.
+    // Hugging Face's class asks only the whole configuration.
     let is_tied = whole.flag(TIED, false)?;
-    let llm = Llm { is_tied, has_mlp_bias: false, has_head_norm: true, ..llm(config, &text, false)? };
-    let llm = Llm { experts: if has_experts { experts(&text, llm.num_layers)? } else { None }, ..llm };
+    let llm = Llm { is_tied, ..qwen3::backbone(config, &text, has_experts)? };
     let width = vision.count("hidden_size")?;
     let num_heads = vision.count("num_heads")?;
     vision.divides("num_heads", num_heads, width)?;
@@ -65,39 +64,6 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
     };
     let family = if has_experts { "qwen3_vl_moe" } else { "qwen3_vl" };
     Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
-}
-
-/// What all layers have in place of the MLP; `None` where all have the MLP.
-///
-/// A layer has experts if `mlp_only_layers` does not name it and its number, from 1, is a multiple of
-/// `decoder_sparse_step`.
-fn experts(text: &Section, num_layers: u64) -> Result<Option<Experts>, AnalyticError> {
-    let name = "mlp_only_layers";
-    let dense: Vec<u64> = match text.get(name) {
-        None => Vec::new(),
-        Some(list) => {
-            let layers = list.as_array().and_then(|list| list.iter().map(Value::as_u64).collect());
-            layers.ok_or_else(|| text.error(name, "must be a list of layers"))?
-        }
-    };
-    let step = text.count("decoder_sparse_step")?;
-    let has_experts = |layer: &u64| !dense.contains(layer) && (layer + 1).is_multiple_of(step);
-    let count = (0..num_layers).filter(has_experts).count() as u64;
-    if count == 0 {
-        return Ok(None);
-    }
-    if count < num_layers {
-        let rule = format!("must leave all {num_layers} layers with experts or none: now {count} have them");
-        return Err(text.error(if step > 1 { "decoder_sparse_step" } else { name }, &rule));
-    }
-    // Files that transformers 5 wrote name it so.
-    let other = "num_local_experts";
-    let count = if text.get(other).is_some() { text.count(other)? } else { text.count("num_experts")? };
-    let per_token = text.count("num_experts_per_tok")?;
-    if per_token > count {
-        return Err(text.error("num_experts_per_tok", &format!("must be at most the {count} experts")));
-    }
-    Ok(Some(Experts { count, per_token, width: text.count("moe_intermediate_size")? }))
 }
 
 /// How many layers of the encoder give features beside the last.

@@ -36,6 +36,10 @@ fn files(model: &CatalogueModel) -> Vec<(&'static str, Value)> {
         ["text_config", "llm_config"].iter().find_map(|text| config[*text]["vocab_size"].as_u64());
     let mut reserved = vocabulary.unwrap_or(u64::MAX);
     for (name, value) in &of_family.config {
+        // The catalogue has it where the model differs from its family.
+        if config.get(name).is_some() {
+            continue;
+        }
         config[name.as_str()] = value.clone();
         // A pairing's backbone may have another vocabulary than the family's own: the marks of media then take its last
         // tokens, which are reserved (Llama-3 has 250 of them).

@@ -5,6 +5,7 @@
 mod anyres;
 mod callable;
 mod fields;
+mod idefics3;
 mod internvl;
 mod internvl_video;
 mod llava_next;
@@ -16,9 +17,11 @@ mod qwen2_audio;
 mod qwen2_vl;
 mod qwen3_vl;
 mod qwen_vl;
+mod smolvlm_video;
 mod video_settings;
 
 pub use callable::{Callable, GivenFamily, Question};
+pub use idefics3::Idefics3;
 pub use internvl::InternVl;
 pub use llava_next::LlavaNext;
 pub use llava_onevision::LlavaOnevision;
@@ -184,7 +187,8 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 8] = [
+const FAMILIES: [(&str, Maker); 10] = [
+    ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("internvl", |files| {
         InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
             .map(|f| Box::new(f) as _)
@@ -199,6 +203,7 @@ const FAMILIES: [(&str, Maker); 8] = [
     ("qwen2_5_vl", |files| Qwen2Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen3_vl", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen3_vl_moe", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
+    ("smolvlm", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_audio", |files| Qwen2Audio::from_files(files).map(|f| Box::new(f) as _)),
 ];
 

@@ -16,6 +16,7 @@ import torch
 from dflop.models.backbone import layer_plan
 from dflop.models.sequence import rows_of_rank
 from dflop.models.tensor import cut_layer, heads_of_rank
+from dflop.models.towers import backbone_of
 from dflop.models.vocabulary import cut_vocabulary
 from dflop.profiling.families.backbone_modules import LlmEmbedding, LlmHead, LlmLayers
 from dflop.profiling.families.source import (
@@ -55,7 +56,7 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
     plan = layer_plan(text)
 
     def take_embedding(whole: Any, settings: PieceSettings) -> nn.Module:
-        backbone = whole.model.language_model
+        backbone = backbone_of(whole)
         cut_vocabulary(backbone.embed_tokens, settings.tensor_parallel_degree)
         return LlmEmbedding(backbone.embed_tokens, backbone.rotary_emb)
 
@@ -73,7 +74,7 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
         return rows_of_rank(total, settings.tensor_parallel_degree)
 
     def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
-        backbone = whole.model.language_model
+        backbone = backbone_of(whole)
         for layer in backbone.layers:
             cut_layer(layer, plan, settings.tensor_parallel_degree)
         return LlmLayers(list(backbone.layers), backbone.rotary_emb)
@@ -84,7 +85,7 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
 
     def take_head(whole: Any, settings: PieceSettings) -> nn.Module:
         cut_vocabulary(whole.lm_head, settings.tensor_parallel_degree)
-        return LlmHead(whole.model.language_model.norm, whole.lm_head)
+        return LlmHead(backbone_of(whole).norm, whole.lm_head)
 
     def feed_head(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
         labels = sum(segments)
@@ -102,7 +103,7 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
 
     count: int = text.num_hidden_layers
     few = source.whole(1)
-    backbone = few.model.language_model
+    backbone = backbone_of(few)
     return [
         ModelPiece("llm_embedding", 1, source, take_embedding, feed_embedding, adapters="none"),
         ModelPiece(

@@ -18,6 +18,7 @@ import torch
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
 from dflop.models.rules import check_rules
+from dflop.models.towers import backbone_of
 from dflop.profiling.families.lora import add_adapters
 from dflop.profiling.pieces import Prepared
 
@@ -55,7 +56,7 @@ class Source:
         Args:
             model_dir: folder with `config.json`.
             config_class: Hugging Face's class of the configuration.
-            model_class: Hugging Face's class of the model, with `.model.language_model` and `.lm_head`.
+            model_class: Hugging Face's class of the model, with `.model` and `.lm_head`.
             set_encoder_layers: sets the number of layers in the encoder's configuration, its first argument.
             encoder_attention: name of the attention function of the encoder's layers.
         """
@@ -114,7 +115,7 @@ class Source:
         # Layers look their attention function up by this name at each call.
         text._attn_implementation = PACKED
         self._encoder_config(config)._attn_implementation = self._encoder_attention
-        backbone = whole.model.language_model
+        backbone = backbone_of(whole)
         backbone.rotary_emb = type(backbone.rotary_emb)(config=text)
         return whole
 
