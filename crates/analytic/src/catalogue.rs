@@ -153,6 +153,10 @@ fn model(pairing: Pairing, date: &str, encoders: &[Part], backbones: &[Part]) ->
             }
             ("vision_config", "text_config")
         }
+        "idefics3" | "smolvlm" => {
+            vision["model_type"] = json!(format!("{}_vision", pairing.family));
+            ("vision_config", "text_config")
+        }
         "qwen2_audio" => ("audio_config", "text_config"),
         "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" => {
             // These files name the width of the features in the encoder's section, and know one kind of backbone.
@@ -197,7 +201,7 @@ mod tests {
             }
         }
         assert!(faults.is_empty(), "{faults:?}");
-        assert!(verified >= 17, "{verified}");
+        assert!(verified >= 20, "{verified}");
     }
 
     /// The backbones alone: embedding, layers, norm, and a head where it is not the embedding.

@@ -7,11 +7,7 @@ use crate::fields::Section;
 use serde_json::Value;
 
 /// The backbone that `text` describes; `may_have_experts` by its class. Its MLP has no bias, whatever the file says.
-pub(super) fn backbone(
-    config: &Value,
-    text: &Section,
-    may_have_experts: bool,
-) -> Result<Llm, AnalyticError> {
+pub(super) fn backbone(config: &Value, text: &Section, may_have_experts: bool) -> Result<Llm, AnalyticError> {
     let llm = Llm { has_mlp_bias: false, has_head_norm: true, ..llm(config, text, false)? };
     Ok(Llm { experts: if may_have_experts { experts(text, llm.num_layers)? } else { None }, ..llm })
 }

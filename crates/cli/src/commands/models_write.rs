@@ -49,7 +49,15 @@ fn files(model: &CatalogueModel) -> Vec<(&'static str, Value)> {
             config[name.as_str()] = json!(reserved);
         }
     }
-    vec![("config.json", config), ("preprocessor_config.json", of_family.preprocessor.clone())]
+    let mut preprocessor = of_family.preprocessor.clone();
+    if let (Some(_), Some(side)) =
+        (preprocessor.get("max_image_size"), config["vision_config"]["image_size"].as_u64())
+    {
+        // Tiles are as large as the model's encoder reads them, and four of them the longest edge of a picture.
+        preprocessor["max_image_size"] = json!({"longest_edge": side});
+        preprocessor["size"] = json!({"longest_edge": 4 * side});
+    }
+    vec![("config.json", config), ("preprocessor_config.json", preprocessor)]
 }
 
 /// The model `name` of the catalogue as its files would have it, with the tokenizer of a directory.

@@ -143,7 +143,9 @@ impl Idefics3 {
         let tile = config.side("vision_config.image_size")?.unwrap_or(224);
         let patch = config.side("vision_config.patch_size")?.unwrap_or(32);
         if patch > tile {
-            return Err(config.error("vision_config.patch_size", format!("larger than the image size {tile}")));
+            return Err(
+                config.error("vision_config.patch_size", format!("larger than the image size {tile}"))
+            );
         }
         let side = tile / patch;
         let scale = config.side("scale_factor")?.unwrap_or(2);
@@ -164,7 +166,8 @@ impl Idefics3 {
         }
         let preprocessor = Fields { file: PREPROCESSOR, object: inner.unwrap_or(&files.preprocessor) };
         let of_videos = [files.preprocessor.get("video_processor"), Some(&files.video_preprocessor)];
-        let of_videos = of_videos.into_iter().flatten().find(|v| v.as_object().is_some_and(|v| !v.is_empty()));
+        let of_videos =
+            of_videos.into_iter().flatten().find(|v| v.as_object().is_some_and(|v| !v.is_empty()));
         let frames = FrameRule::read(of_videos.unwrap_or(preprocessor.object), tile)?;
         Self {
             family,
@@ -180,9 +183,8 @@ impl Idefics3 {
 
     /// What the image processor's fields say of images.
     fn with_images(self, preprocessor: &Fields<'_>) -> Result<Self, DataError> {
-        let names = ["Idefics3", "SmolVLM"].map(|family| {
-            ["", "Fast", "Pil"].map(|backend| format!("{family}ImageProcessor{backend}"))
-        });
+        let names = ["Idefics3", "SmolVLM"]
+            .map(|family| ["", "Fast", "Pil"].map(|backend| format!("{family}ImageProcessor{backend}")));
         let names: Vec<&str> = names.iter().flatten().map(String::as_str).collect();
         preprocessor.must_be("image_processor_type", &names, true)?;
         let field = "max_image_size.longest_edge";
@@ -213,7 +215,8 @@ impl Idefics3 {
         if !self.is_split {
             return (0, 0);
         }
-        let (height, width) = self.longest_edge.map_or((size.height, size.width), |edge| enlarged(size, edge));
+        let (height, width) =
+            self.longest_edge.map_or((size.height, size.width), |edge| enlarged(size, edge));
         let up = |side: u32| side.div_ceil(self.tile);
         let aspect_ratio = f64::from(width) / f64::from(height);
         let (rows, columns) = if width >= height {
@@ -231,9 +234,9 @@ impl Idefics3 {
 /// (`get_resize_output_image_size`).
 fn enlarged(size: Size, edge: u32) -> (u32, u32) {
     let (height, width) = (f64::from(size.height), f64::from(size.width));
-    let even = |side: f64| {
-        let side = side as u32;
-        (side + side % 2).max(1)
+    let even = |scaled: f64| {
+        let whole = scaled as u32;
+        (whole + whole % 2).max(1)
     };
     let aspect_ratio = width / height;
     let (height, width) = if width >= height {
@@ -258,7 +261,8 @@ mod tests {
     use serde_json::json;
 
     fn made(family: &str, more: &Value) -> Result<Idefics3, DataError> {
-        let mut preprocessor = json!({"size": {"longest_edge": 1456}, "max_image_size": {"longest_edge": 364}});
+        let mut preprocessor =
+            json!({"size": {"longest_edge": 1456}, "max_image_size": {"longest_edge": 364}});
         preprocessor.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let config = json!({"model_type": family, "vision_config": {"image_size": 364, "patch_size": 14}});
         Idefics3::from_files(&FamilyFiles { config, preprocessor, ..FamilyFiles::default() })

@@ -117,7 +117,9 @@ impl FrameRule {
         let fps = asked.fps.or(self.fps);
         let most = asked.max_frames.map(u64::from).or(self.num_frames);
         if fps.is_none() && most.is_none() {
-            return Err("`do_sample_frames` is set, but neither frames a second nor a number of frames".to_owned());
+            return Err(
+                "`do_sample_frames` is set, but neither frames a second nor a number of frames".to_owned()
+            );
         }
         // A product that does not fit 64 bits becomes the largest number that does, and then the limit.
         let wanted = fps.map_or(u64::MAX, |fps| (fps * duration).round_ties_even() as u64);
@@ -158,8 +160,26 @@ fn hours(seconds: u64) -> String {
 /// A number below a million in English words, as the package num2words has it: `one hundred and one`.
 fn in_words(number: u64) -> String {
     const ONES: [&str; 20] = [
-        "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-        "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+        "thirteen",
+        "fourteen",
+        "fifteen",
+        "sixteen",
+        "seventeen",
+        "eighteen",
+        "nineteen",
     ];
     const TENS: [&str; 10] =
         ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
@@ -198,7 +218,8 @@ mod tests {
     /// 10 s at 30 frames a second, 1 frame a second: 10 of 300, both ends among them.
     #[test]
     fn frames_and_words_by_hand() {
-        let chosen = rule(&json!({"fps": 1, "max_frames": 64})).choose(&clip(300, 30.0), VideoSampling::default());
+        let chosen =
+            rule(&json!({"fps": 1, "max_frames": 64})).choose(&clip(300, 30.0), VideoSampling::default());
         let chosen = chosen.unwrap();
         assert_eq!(chosen.indices, [0, 33, 66, 99, 132, 166, 199, 232, 265, 299]);
         assert_eq!(chosen.stamps[..3], ["00:00", "00:01", "00:02"]);
@@ -211,7 +232,8 @@ mod tests {
     /// 100 s are more than 64 x 1 + 2: a second of 25 frames is left out at both ends.
     #[test]
     fn the_ends_of_a_long_clip_are_left_out() {
-        let chosen = rule(&json!({"fps": 1, "max_frames": 64})).choose(&clip(2500, 25.0), VideoSampling::default());
+        let chosen =
+            rule(&json!({"fps": 1, "max_frames": 64})).choose(&clip(2500, 25.0), VideoSampling::default());
         let indices = chosen.unwrap().indices;
         assert_eq!((indices.len(), indices[0], indices[63]), (64, 25, 2475));
     }
