@@ -45,6 +45,7 @@ _TOKENS = {
     "llava_onevision": ("<image>", "<video>"),
     "llava_next": ("<image>",),
     "idefics3": ("<image>",),
+    "mistral3": ("[IMG]",),
     "smolvlm": ("<image>", "<video>"),
     "internvl": ("<IMG_CONTEXT>", "<video>"),
     "qwen2_vl": ("<|image_pad|>", "<|video_pad|>"),

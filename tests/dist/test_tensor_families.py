@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
-from conformance import CPU, SETTINGS, write_model
+from conformance import CPU, ON_RANKS, write_model
 from test_conformance_ranks import Case, shared_out
 from tiny_families import WITH_EXPERTS
 from toy_run import write_plan
@@ -28,7 +28,7 @@ REFUSED = "internvl-llama"
 """Its tower has a norm over all heads."""
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ON_RANKS)
 def test_both_sides_share_their_layers(name, tmp_path):
     """Two replicas of an encoder of two ranks; a backbone of two stages of two ranks."""
     case = Case(name, tmp_path)

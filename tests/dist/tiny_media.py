@@ -21,6 +21,7 @@ def make_model(name, folder):
         tokens = {
             "internvl": {"image_token_id": MEDIA_TOKEN},
             "llava_next": {"image_token_index": MEDIA_TOKEN},
+            "mistral3": {"image_token_index": MEDIA_TOKEN},
             "qwen2_audio": {"audio_token_index": MEDIA_TOKEN},
         }.get(name, {"image_token_id": MEDIA_TOKEN, "video_token_id": VIDEO_TOKEN})
         directory = tiny_families.write_config(folder / name, name, {**tiny_families.TINY[name], **tokens})
@@ -45,7 +46,7 @@ def is_of_patches(name):
 def microbatch(name, media, seed, num_text=7):
     """Arguments of the whole model for one row: `media` by kind and size, then text; labels are of the text.
 
-    Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT (height, width), of InternVL, Idefics3, SmolVLM and
+    Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of InternVL, Idefics3, SmolVLM and
     Qwen2-Audio the number of tiles or sounds, of the Qwen vision models grids (kind, t, h, w).
     """
     if name == "llava_onevision":
@@ -58,6 +59,12 @@ def microbatch(name, media, seed, num_text=7):
         arguments["pixel_values"] = torch.randn(len(media), 5, 3, 56, 56, generator=generator)
         arguments["image_sizes"] = torch.tensor(media)
         ids = [MEDIA_TOKEN] * sum(_features_of_next(*size) for size in media)
+    elif name == "mistral3" and media:
+        # Padded to the largest, as the processor gives pictures.
+        height, width = (max(size[axis] for size in media) for axis in (0, 1))
+        arguments["pixel_values"] = torch.randn(len(media), 3, height, width, generator=generator)
+        arguments["image_sizes"] = torch.tensor(media)
+        ids = [MEDIA_TOKEN] * sum(rows * columns // 28**2 for rows, columns in media)
     elif name == "internvl" and media:
         arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
         ids = [MEDIA_TOKEN] * (4 * media)
@@ -126,6 +133,11 @@ STEPS = {
     "internvl": [[3, 0, 1, 6], [0, 1, 0, 0], [0, 0, 0, 0]],
     "qwen2_audio": [[3, 0, 1, 2], [0, 1, 0, 0], [0, 0, 0, 0]],
 }
+STEPS["mistral3"] = [
+    [[(112, 84), (28, 56)], [], [(84, 28)], [(56, 56), (28, 28)]],
+    [[], [(56, 112)], [], []],
+    [[], [], [], []],
+]
 STEPS["idefics3"] = STEPS["smolvlm"] = STEPS["internvl"]
 STEPS["qwen2_vl"] = STEPS["qwen2_5_vl"] = STEPS["qwen3_vl"] = STEPS["qwen3_vl_moe"] = [
     [

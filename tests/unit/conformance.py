@@ -12,6 +12,7 @@ import wave
 from functools import cached_property
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from tiny_families import TEXT, TINY, write_config
@@ -26,8 +27,9 @@ CPU, FLOAT = torch.device("cpu"), torch.float32
 IMAGE, VIDEO, SOUND, VOCABULARY = 290, 291, 292, 293
 """Ids of the tokens that features take the place of; text has smaller ones."""
 RATE = 16_000
-UNTOLD_NORM = re.compile(r"\.visual\.(blocks\.\d+\.norm[12]|merger\.ln_q)\.weight$")
-"""Norms of Qwen2.5-VL's encoder. Neither name nor class tells it to the `Trainer`, which decays them."""
+UNTOLD_NORM = re.compile(r"\.(visual\.(blocks\.\d+\.norm[12]|merger\.ln_q)|vision_tower\.ln_pre)\.weight$")
+"""Norms in the encoders of Qwen2.5-VL and Mistral3. Neither name nor class tells it to the `Trainer`, which decays
+them."""
 # So that every part of so small a model changes the loss.
 _LOUD = {"initializer_range": 0.1}
 _LLAMA_3 = {
@@ -93,6 +95,8 @@ SETTINGS = {
     "internvl-llama": (_tiny("internvl-llama", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
     "internvl-qwen3": (_tiny("internvl-qwen3", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
     "internvl-qwen3_moe": (_tiny("internvl-qwen3_moe", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
+    "mistral3": (_tiny("mistral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
+    "mistral3-ministral3": (_tiny("mistral3-ministral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
     "qwen2_vl": (_tiny("qwen2_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
     "qwen2_5_vl": (_tiny("qwen2_5_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
     "qwen3_vl": (
@@ -111,6 +115,10 @@ SETTINGS = {
         {"feature_size": 8, "chunk_length": 1}, None, SOUNDS),
 }  # fmt: skip
 """(config.json, preprocessor_config.json, video_preprocessor_config.json, samples by name) by family."""
+ALIKE = ("llava_onevision-llama3", "idefics3", "internvl-qwen3", "mistral3")
+"""Those whose ranks do nothing that another's do not."""
+ON_RANKS = [pytest.param(name, marks=pytest.mark.layouts) if name in ALIKE else name for name in SETTINGS]
+"""Families for tests with several ranks, of which `make test` needs not all."""
 
 
 def write_model(directory, name):
@@ -214,6 +222,9 @@ class Conversation:
             # Qwen3-VL writes the time before each frame pair of a video.
             is_timed = adapter.family.startswith("qwen3_vl") and medium.kind == "video"
             apart = medium.grid.num_tiles if is_timed else 1
+            if adapter.family == "mistral3":
+                # Something stands behind each row of features.
+                apart = medium.grid.patches[0] // adapter.config.spatial_merge_size
             for _ in range(apart):
                 ids += [token] * (medium.grid.num_features // apart) + words(2)
                 # The words after a medium are learnt, so that what the encoder gives matters early.
@@ -345,6 +356,14 @@ def _internvl(adapter, media):
             processor = GotOcr2ImageProcessorPil(**_fields(adapter), crop_to_patches=True)
             found.append(processor([medium.pictures[0]], return_tensors="pt")["pixel_values"])
     return {"pixel_values": torch.cat(found)}
+
+
+def _mistral3(adapter, media):
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    images = [medium.pictures[0] for medium in media]
+    side = adapter.config.vision_config.patch_size * adapter.config.spatial_merge_size
+    return dict(PixtralImageProcessorPil(**_fields(adapter))(images, patch_size=side, return_tensors="pt"))
 
 
 def _patches(adapter, media, video_processor):

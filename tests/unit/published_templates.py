@@ -296,6 +296,16 @@ LLAVA_ONEVISION = """\
 {% generation %}{{ '\\n' + content['text'] }}{% endgeneration %}{% endfor %}{% endif %}\
 {{'<|im_end|>'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
+# SmolVLM: roles begin with a capital, and nothing stands between a role's colon and an image.
+SMOLVLM = """\
+<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}:\
+{% if message['content'][0]['type'] != 'image' %}{{ ' ' }}{% endif %}\
+{% for part in message['content'] %}\
+{% if part['type'] == 'text' %}{{ part['text'] }}\
+{% elif part['type'] == 'image' %}{{ '<image>' }}{% elif part['type'] == 'video' %}{{ '<video>' }}{% endif %}\
+{% endfor %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+
 # name: template, content of every turn ("text" or "list"), marks, bos, eos, whether bos is added.
 TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str | None, bool]] = {
     "qwen2": (QWEN2, "text", LLAVA_MARKS, None, "<|im_end|>", False),
@@ -321,6 +331,14 @@ TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str
         [("image", "<IMG_CONTEXT>", "<IMG_CONTEXT>"), ("video", "<video>", "<IMG_CONTEXT>")],
         None,
         "<|im_end|>",
+        False,
+    ),
+    "smolvlm": (
+        SMOLVLM,
+        "list",
+        [("image", "<image>", "<image>"), ("video", "<video>", "<image>")],
+        None,
+        "<end_of_utterance>",
         False,
     ),
     "llava_next_mistral": (LLAVA_NEXT_MISTRAL, "list", LLAVA_MARKS[:1], "<s>", "</s>", True),

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2AudioForC
 
 import dflop.models.packing
 from dflop._native import testing
+from dflop.models.families.mistral3 import embed as embed_patches
 from dflop.models.towers import backbone_of, inner_tower
 
 QWEN2 = {
@@ -59,6 +60,7 @@ QWEN3_TEXT = {
     "head_dim": 12,
     "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]},
 }
+PIXTRAL = {name: value for name, value in TILES.items() if name != "image_size"}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 CONFIGS = {
     "llava_onevision": {
@@ -106,6 +108,18 @@ CONFIGS = {
         "model_type": "internvl",
         "vision_config": {**TILES, "attention_bias": True},
         "text_config": {**VL_TEXT, "model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
+        "tie_word_embeddings": False,
+    },
+    "mistral3": {
+        "model_type": "mistral3",
+        "vision_config": {**PIXTRAL, "model_type": "pixtral"},
+        "text_config": {**QWEN2, "model_type": "mistral", "head_dim": 12, "sliding_window": None},
+    },
+    "mistral3 biases": {
+        "model_type": "mistral3",
+        "vision_config": {**PIXTRAL, "model_type": "pixtral"},
+        "text_config": {**QWEN2, "model_type": "mistral", "sliding_window": None},
+        "multimodal_projector_bias": True,
         "tie_word_embeddings": False,
     },
     "qwen2_vl": {
@@ -186,6 +200,8 @@ def encoder_layers(name, tower):
         return tower.encoder.layer
     if name.startswith("qwen2_audio"):
         return tower.layers
+    if name.startswith("mistral3"):
+        return tower.transformer.layers
     return tower.blocks if name.startswith("qwen") else tower.encoder.layers
 
 
@@ -202,6 +218,11 @@ def encoder_layer(name, is_window=False, segments=None):
     model = build(name)
     tower = encoder_tower(model)
     layer = encoder_layers(name, tower)[0 if is_window or name != "qwen2_5_vl" else 1]
+    if name.startswith("mistral3"):
+        segments = segments or [24]
+        angles = (torch.randn(sum(segments), 8), torch.randn(sum(segments), 8))
+        run = functools.partial(layer, attention_mask=None, position_embeddings=angles)
+        return Ran(run, torch.randn(1, sum(segments), 32), True, segments, [layer], angles)
     if is_native(name):
         segments = segments or ([16, 16, 8] if is_window else [24, 8, 40])
         bounds = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
@@ -233,6 +254,9 @@ def encoder_embedding(name):
 
             return Ran(embed, patches, False, [16, 8], [tower.patch_embed, tower.pos_embed])
         return Ran(tower.patch_embed, patches, False, [16, 8], [tower.patch_embed])
+    if name.startswith("mistral3"):
+        patches = torch.randn(24, 3 * 7 * 7)
+        return Ran(lambda rows: embed_patches(tower, rows), patches, False, [16, 8], [tower.patch_conv, tower.ln_pre])
     parts = [tower.embeddings]
     if name == "llava_next":
         parts.append(tower.pre_layrnorm)
@@ -257,6 +281,10 @@ def projector(name):
 
         run = merge if len(mergers) > 1 else tower.merger
         return Ran(run, torch.randn(24, 32), True, [16, 8], mergers)
+    if name.startswith("mistral3"):
+        last = model.model.multi_modal_projector
+        sizes = [(28, 28), (14, 28)]
+        return Ran(lambda hidden: last(hidden, sizes), torch.randn(24, 32), True, [16, 8], [last])
     if name in SHUFFLED:
         last = model.model.connector
         parts = [tower.post_layernorm, last]

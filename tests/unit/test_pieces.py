@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dflop import ProfileError
+from dflop.models.families.mistral3 import bounds_of
 from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.models.patches import lay_out, merge
 from dflop.models.sums import Sums
@@ -114,6 +115,12 @@ def encoder_inputs(name, model):
         with torch.no_grad():
             wanted = inner.multi_modal_projector(inner.audio_tower(mel_NBF).last_hidden_state)
         return mel_NBF, wanted.flatten(0, 1)
+    if name.startswith("mistral3"):
+        pixels, sizes = torch.randn(2, 3, 70, 56), [(70, 28), (28, 56)]
+        with torch.no_grad():
+            found = inner.get_image_features(pixels, sizes).pooler_output
+        cut = [p[:, :h, :w].reshape(3, h // 14, 14, w // 14, 14) for p, (h, w) in zip(pixels, sizes, strict=True)]
+        return torch.cat([p.permute(1, 3, 0, 2, 4).reshape(-1, 588) for p in cut]), torch.cat(found)
     pixels_NCHW = torch.randn(6, 3, 56, 56)
     with torch.no_grad():
         if name == "llava_next":
@@ -139,7 +146,11 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
         # Its features are those of the last layer but one.
         stack.layers = stack.layers[: pieces["encoder_layer"].count]
     with torch.no_grad():
-        if name in QWEN_VL:
+        if name.startswith("mistral3"):
+            pictures = [(5, 2), (2, 4)]
+            hidden = embedding(inputs, pictures)
+            found = projector(stack(hidden, bounds_of(stack.rotary, pictures, hidden)), pictures)
+        elif name in QWEN_VL:
             patches = lay_out(PICTURES, stack.geometry, CPU)
             hidden = embedding(inputs, patches)
             deep = []

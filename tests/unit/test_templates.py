@@ -48,7 +48,7 @@ SPECIAL = [
         "<|audio_bos|>",
         "<|audio_eos|>",
     ),
-    *("<img>", "</img>", "<IMG_CONTEXT>"),
+    *("<img>", "</img>", "<IMG_CONTEXT>", "<end_of_utterance>"),
 ]
 
 
@@ -230,12 +230,12 @@ def expected_labels(
         if turn["role"] != "assistant":
             continue
         # Only templates that write contents as they are come here, and each answer ends at a special token.
-        end = re.compile(re.escape(text) + r"(?=<\|im_end\|>|</s>|<\|eot_id\|>)")
+        end = re.compile(re.escape(text) + r"(?=<\|im_end\|>|</s>|<\|eot_id\|>|<end_of_utterance>)")
         while True:
             found = end.search(encoded_text, at)
             assert found is not None
             header = encoded_text[: found.start()]
-            if re.search(r"(assistant\n|assistant<\|end_header_id\|>\n\n|ASSISTANT: |\[/INST\] )$", header):
+            if re.search(r"(assistant\n|assistant<\|end_header_id\|>\n\n|ASSISTANT: |Assistant: |\[/INST\] )$", header):
                 break
             at = found.start() + 1
         for k, (start, stop) in enumerate(offset_of):

@@ -27,6 +27,7 @@ _VISION = {
     "patch_size": 14,
 }
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 12}
+_PIXTRAL = {**_VISION, "model_type": "pixtral", "hidden_size": 32}
 _INTERNVIT = {**_VISION, "image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True}
 _QWEN3_VISION = {
     "patch_size": 14,
@@ -84,6 +85,32 @@ TINY = {
         },
         "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
+        "tie_word_embeddings": False,
+    },
+    "mistral3": {
+        "vision_config": _PIXTRAL,
+        "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
+        "tie_word_embeddings": False,
+    },
+    # As Ministral 3: queries are scaled by their positions, here from the 8th on.
+    "mistral3-ministral3": {
+        "vision_config": _PIXTRAL,
+        "text_config": {
+            **TEXT,
+            "model_type": "ministral3",
+            "head_dim": 12,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 8,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
         "tie_word_embeddings": False,
     },
     "qwen2_vl": {

@@ -65,6 +65,8 @@ pub struct Encoder {
     pub norm: NormKind,
     /// Biases of the products that make queries, keys and values.
     pub num_qkv_biases: u64,
+    /// Whether the product after attention and those of the MLP have biases.
+    pub has_other_biases: bool,
     /// Whether queries, keys and values come of one product.
     pub has_one_qkv_product: bool,
     /// Widths of a token that attention keeps beside queries, keys and values: the whole product where they are views of
@@ -90,7 +92,7 @@ pub struct Encoder {
     pub unit_tokens: u64,
     /// Parameters before the layers beside the patches' own: positions, class token.
     pub num_table_parameters: u64,
-    /// Whether a norm is run before the layers.
+    /// Whether a norm, of the kind of the layers', is run before the layers.
     pub has_norm_before: bool,
     /// Parameters after the layers that no forward reads: a norm or a head for other uses.
     pub num_unread_parameters: u64,
@@ -107,6 +109,8 @@ pub struct Projector {
     pub pooled_tokens: u64,
     /// Tokens of a segment that it does not read (class tokens).
     pub num_dropped_tokens: u64,
+    /// Width to which one product without a bias brings merged tokens before the others; `None`: there is none.
+    pub reduced_width: Option<u64>,
     /// Inner width, where it is two products with an activation between them.
     pub inner_width: Option<u64>,
     /// Whether its products have biases.

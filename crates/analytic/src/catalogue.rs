@@ -201,7 +201,7 @@ mod tests {
             }
         }
         assert!(faults.is_empty(), "{faults:?}");
-        assert!(verified >= 20, "{verified}");
+        assert!(verified >= 26, "{verified}");
     }
 
     /// The backbones alone: embedding, layers, norm, and a head where it is not the embedding.

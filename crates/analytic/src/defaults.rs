@@ -17,6 +17,34 @@ pub(super) const LLAMA: &[(&str, u64)] = &[
     ("num_hidden_layers", 32),
     ("num_attention_heads", 32),
 ];
+/// `MistralConfig` (`models/mistral/configuration_mistral.py`); an absent `head_dim` is the width over the heads.
+pub(super) const MISTRAL: &[(&str, u64)] = &[
+    ("vocab_size", 32_000),
+    ("hidden_size", 4_096),
+    ("intermediate_size", 14_336),
+    ("num_hidden_layers", 32),
+    ("num_attention_heads", 32),
+    ("num_key_value_heads", 8),
+];
+/// `Ministral3Config` (`models/ministral3/configuration_ministral3.py`).
+pub(super) const MINISTRAL3: &[(&str, u64)] = &[
+    ("vocab_size", 131_072),
+    ("hidden_size", 4_096),
+    ("intermediate_size", 14_336),
+    ("num_hidden_layers", 34),
+    ("num_attention_heads", 32),
+    ("num_key_value_heads", 8),
+    ("head_dim", 128),
+];
+/// `PixtralVisionConfig` (`models/pixtral/configuration_pixtral.py`).
+pub(super) const PIXTRAL: &[(&str, u64)] = &[
+    ("hidden_size", 1_024),
+    ("intermediate_size", 4_096),
+    ("num_hidden_layers", 24),
+    ("num_attention_heads", 16),
+    ("num_channels", 3),
+    ("patch_size", 16),
+];
 /// `Qwen2VLTextConfig` and `Qwen2_5_VLTextConfig`.
 pub(super) const QWEN2_VL_TEXT: &[(&str, u64)] = &[
     ("vocab_size", 152_064),

@@ -168,6 +168,10 @@ impl Architecture {
             operations.push(Operation { rows: norm_rows, kind: Kind::Norm(kind, norm_width) });
         }
         let hidden = self.llm.width;
+        if let Some(reduced) = projector.reduced_width {
+            operations.push(product(rows, width, reduced, 0));
+        }
+        let width = projector.reduced_width.unwrap_or(width);
         match projector.inner_width {
             None => operations.push(product(rows, width, hidden, bias(hidden))),
             Some(inner) => operations.extend([
@@ -224,7 +228,7 @@ impl Encoder {
         };
         operations.push(Operation { rows: Rows::EACH, kind: residual(self.width) });
         if self.has_norm_before {
-            operations.push(Operation { rows: Rows::EACH, kind: Kind::Norm(NormKind::Layer, self.width) });
+            operations.push(Operation { rows: Rows::EACH, kind: Kind::Norm(self.norm, self.width) });
         }
         Module {
             name: "encoder_embedding",
@@ -269,7 +273,8 @@ impl Encoder {
         if self.num_kept_copies > 0 {
             kinds.push(cut_pass(pass(self.num_kept_copies * width, 0, 0, 1, 0, 0)));
         }
-        kinds.push(matrix(width, width, width, true, Cut::Inputs));
+        let num_biases = if self.has_other_biases { width } else { 0 };
+        kinds.push(matrix(width, width, num_biases, true, Cut::Inputs));
         let scale = |kinds: &mut Vec<Kind>| {
             if self.has_layer_scale {
                 kinds.push(layer_scale(width));
@@ -278,7 +283,7 @@ impl Encoder {
         };
         scale(&mut kinds);
         kinds.push(Kind::Norm(self.norm, width));
-        kinds.extend(mlp(self.mlp, width, self.mlp_width, true, self.num_kept_activations));
+        kinds.extend(mlp(self.mlp, width, self.mlp_width, self.has_other_biases, self.num_kept_activations));
         scale(&mut kinds);
         Module {
             name: if is_window { ModelProfile::WINDOW_LAYER } else { "encoder_layer" },

@@ -2,25 +2,27 @@
 
 use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
 use crate::defaults::{
-    CLIP, INTERNVIT, LLAMA, QWEN2, QWEN2_5_VL_VISION, QWEN2_AUDIO, QWEN2_VL_TEXT, QWEN2_VL_VISION, QWEN3,
-    QWEN3_MOE, SIGLIP,
+    CLIP, INTERNVIT, LLAMA, MINISTRAL3, MISTRAL, QWEN2, QWEN2_5_VL_VISION, QWEN2_AUDIO, QWEN2_VL_TEXT,
+    QWEN2_VL_VISION, QWEN3, QWEN3_MOE, SIGLIP,
 };
 use crate::error::AnalyticError;
 use crate::fields::Section;
 use serde_json::Value;
 
 mod idefics3;
+mod mistral3;
 mod qwen3;
 mod qwen3_vl;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 11] = [
+pub const FAMILIES: [&str; 12] = [
     "idefics3",
     "smolvlm",
     "llava_onevision",
     "llava_next",
     "internvl",
     "internvl_chat",
+    "mistral3",
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
@@ -46,6 +48,7 @@ impl Architecture {
             "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),
+            "mistral3" => mistral3::read(config),
             "qwen2_vl" => qwen_vl(config, false),
             "qwen2_5_vl" => qwen_vl(config, true),
             "qwen3_vl" => qwen3_vl::read(config, false),
@@ -72,12 +75,14 @@ fn section<'a>(
     }
 }
 
-/// The backbone that `path` describes: Qwen2, Qwen3 or Llama; `absent` is its type where it names none.
+/// The backbone that `path` describes: Qwen2, Qwen3, Llama, Mistral or Ministral 3; `absent` is its type where it names none.
 fn text(config: &Value, path: &'static str, absent: &str) -> Result<Llm, AnalyticError> {
     let named = section(config, path, &[])?;
-    named.must_be("model_type", &["qwen2", "qwen3", "qwen3_moe", "llama"])?;
+    named.must_be("model_type", &["qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3"])?;
     match named.get("model_type").and_then(Value::as_str).unwrap_or(absent) {
         "llama" => llm(config, &Section { defaults: LLAMA, ..named }, false),
+        "mistral" => mistral3::backbone(config, &Section { defaults: MISTRAL, ..named }, true),
+        "ministral3" => mistral3::backbone(config, &Section { defaults: MINISTRAL3, ..named }, false),
         "qwen3" => qwen3::backbone(config, &Section { defaults: QWEN3, ..named }, false),
         "qwen3_moe" => qwen3::backbone(config, &Section { defaults: QWEN3_MOE, ..named }, true),
         _ => llm(config, &Section { defaults: QWEN2, ..named }, true),
@@ -170,6 +175,7 @@ fn tiles(vision: &Section, num_class_tokens: u64, has_patch_bias: bool) -> Resul
         num_kept_activations: kept_activations(vision, "hidden_act", "gelu"),
         norm: NormKind::Layer,
         num_qkv_biases: 3,
+        has_other_biases: true,
         has_one_qkv_product: false,
         num_kept_copies: 0,
         has_position_lookup: true,
@@ -232,6 +238,7 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
         merged_tokens: 1,
         pooled_tokens: 1,
         num_dropped_tokens: u64::from(drops_class),
+        reduced_width: None,
         inner_width: Some(llm.width),
         has_bias: whole.flag("multimodal_projector_bias", true)?,
         num_table_parameters: llm.width,
@@ -272,6 +279,7 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
             NormKind::Layer
         },
         num_qkv_biases: if vision.flag(qkv, false)? { 3 } else { 0 },
+        has_other_biases: true,
         has_one_qkv_product: is_chat,
         num_kept_copies: if is_chat && vision.flag(qk, false)? { 2 } else { 0 },
         has_position_lookup: false,
@@ -295,6 +303,7 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
         merged_tokens: side * side,
         pooled_tokens: 1,
         num_dropped_tokens: 1,
+        reduced_width: None,
         inner_width: Some(llm.width),
         has_bias: true,
         num_table_parameters: 0,
@@ -335,6 +344,7 @@ fn qwen_vl(config: &Value, is_2_5: bool) -> Result<Architecture, AnalyticError> 
         ),
         norm: if is_2_5 { NormKind::Rms } else { NormKind::Layer },
         num_qkv_biases: 3,
+        has_other_biases: true,
         has_one_qkv_product: true,
         num_kept_copies: 2,
         has_position_lookup: false,
@@ -360,6 +370,7 @@ fn qwen_vl(config: &Value, is_2_5: bool) -> Result<Architecture, AnalyticError> 
         merged_tokens: merge * merge,
         pooled_tokens: 1,
         num_dropped_tokens: 0,
+        reduced_width: None,
         inner_width: Some(merge * merge * width),
         has_bias: true,
         num_table_parameters: 0,
@@ -420,6 +431,7 @@ fn qwen2_audio(config: &Value) -> Result<Architecture, AnalyticError> {
         norm: NormKind::Layer,
         // All but that of the keys.
         num_qkv_biases: 2,
+        has_other_biases: true,
         has_one_qkv_product: false,
         num_kept_copies: 1,
         has_position_lookup: false,
@@ -440,6 +452,7 @@ fn qwen2_audio(config: &Value) -> Result<Architecture, AnalyticError> {
         merged_tokens: 1,
         pooled_tokens: 2,
         num_dropped_tokens: 0,
+        reduced_width: None,
         inner_width: None,
         has_bias: true,
         num_table_parameters: 0,

@@ -443,11 +443,32 @@ fn fields_that_transformers_fills_in_are_filled_in() {
     let refused = |change: Value| Architecture::from_config(&change).unwrap_err().to_string();
     assert_eq!(
         refused(json!({"model_type": "bert"})),
-        "config.json: `model_type` is `bert`, known are idefics3, smolvlm, llava_onevision, llava_next, internvl, internvl_chat, qwen2_vl, \
-         qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen2_audio"
+        "config.json: `model_type` is `bert`, known are idefics3, smolvlm, llava_onevision, llava_next, internvl, internvl_chat, mistral3, \
+         qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen2_audio"
     );
     assert_eq!(
         refused(json!({"model_type": "qwen2_vl"})),
         "config.json: `vision_config` is missing, must be a section"
     );
+}
+
+/// A Mistral attends within windows unless its file says that it does not; Ministral 3 only if its file says so.
+#[test]
+fn windows_of_mistral_are_refused() {
+    let config = |kind: &str, window: Option<Value>| {
+        let mut text = json!({"model_type": kind});
+        if let Some(window) = window {
+            text["sliding_window"] = window;
+        }
+        Architecture::from_config(
+            &json!({"model_type": "mistral3", "vision_config": {}, "text_config": text}),
+        )
+    };
+    assert!(config("mistral", Some(Value::Null)).is_ok() && config("ministral3", None).is_ok());
+    for refused in
+        [config("mistral", None), config("mistral", Some(json!(4096))), config("ministral3", Some(json!(9)))]
+    {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("`text_config.sliding_window`") && error.contains("must be null"), "{error}");
+    }
 }

@@ -43,7 +43,7 @@ const PICTURES: &[&str] = &["image", "video"];
 ///
 /// A family is added here first; the tests of `data`, `analytic` and of the two Python packages then fail until each does
 /// what its answer says.
-pub const FAMILIES: [FamilyRecord; 11] = {
+pub const FAMILIES: [FamilyRecord; 12] = {
     const fn record(
         model_type: &'static str,
         media: &'static [&'static str],
@@ -68,6 +68,7 @@ pub const FAMILIES: [FamilyRecord; 11] = {
         record("internvl_chat", PICTURES, [NO, YES, NO, NO, NO]),
         record("llava_next", &["image"], [YES, YES, YES, YES, YES]),
         record("llava_onevision", PICTURES, [YES, YES, YES, YES, YES]),
+        record("mistral3", &["image"], [YES, YES, YES, YES, YES]),
         record("qwen2_5_vl", PICTURES, [YES, YES, YES, YES, YES]),
         record("qwen2_audio", &["audio"], [YES, YES, YES, YES, YES]),
         record("qwen2_vl", PICTURES, [YES, YES, YES, YES, YES]),

@@ -223,7 +223,7 @@ class BalancedEncoder:
         _, dtype, num_dimensions, *tail = present[0]
         counts = [h[0] for h in headers]
         grids: list[list[tuple[int, int] | None]] = [[None] * count for count in counts]
-        if self._family.tower == "visual":
+        if self._family.has_grids:
             most = max(counts)
             flat = [number for grid in mine.grids or [] for number in grid]
             tables = self._gather(flat + [0] * (2 * most - len(flat)))
@@ -319,7 +319,7 @@ def balance_encoder(
 
     Args:
         model: LLaVA-NeXT, LLaVA-OneVision, InternVL, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2-Audio,
-            Idefics3 or SmolVLM of transformers.
+            Idefics3, SmolVLM or Mistral3 of transformers.
         group: the data-parallel ranks, or a mesh of one dimension; None: all ranks. Without a process group,
             or of one rank, there is nothing to share and the model runs as it was.
         cost: work of a unit by its number of patches, in any one unit; None: its multiplications. Only the

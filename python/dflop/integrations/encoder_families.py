@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class TileTower:
     backbone: ClassVar[str] = "language_model"
     projector: ClassVar[str | None] = "multi_modal_projector"
     parameters: ClassVar[tuple[str, ...]] = ("image_newline",)
+    has_grids: ClassVar[bool] = False
+    """Whether units differ in height and width."""
     methods: ClassVar[tuple[str, ...]] = ("get_image_features", "get_video_features")
     """Those that call the tower once each, in the order in which the model calls them."""
 
@@ -154,6 +157,7 @@ class PatchTower(TileTower):
     """Qwen2-VL and 2.5-VL: a unit is a frame pair of a video or an image, of its own height and width."""
 
     tower = "visual"
+    has_grids = True
     projector = None
     parameters = ()
 
@@ -252,6 +256,79 @@ class DeepPatchTower(PatchTower):
         return BaseModelOutputWithDeepstackFeatures(pooler_output=last, deepstack_features=deep)  # type: ignore[arg-type]
 
 
+class PictureTower(TileTower):
+    """Mistral3 (Pixtral): a unit is a picture of its own height and width; calls pad pictures to the largest."""
+
+    has_grids = True
+    parameters = ()
+    methods = ("get_image_features",)
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class; the padding of pictures is left out.
+
+        Args:
+            rows: pictures, [n, channels, height, width].
+            extra: `image_sizes` and all others.
+
+        Returns:
+            The media, a unit a picture, a row a patch.
+        """
+        extra = dict(extra)
+        given: Any = extra.pop("image_sizes", None)
+        sizes = [tuple(rows.shape[2:])] * len(rows) if given is None else torch.as_tensor(given).tolist()
+        side = self._side()
+        grids = [(int(height) // side, int(width) // side) for height, width in sizes]
+        patches = [
+            picture[:, : h * side, : w * side]
+            .reshape(-1, h, side, w, side)
+            .permute(1, 3, 0, 2, 4)
+            .reshape(h * w, -1)
+            for picture, (h, w) in zip(rows, grids, strict=True)
+        ]
+        return Media(torch.cat(patches) if patches else rows.new_empty(0), grids, extra)
+
+    def cost(self, grid: tuple[int, int] | None) -> float:
+        """Multiplications, forward."""
+        vision, num_tokens = self.config.vision_config, self.rows_in(grid)
+        width = int(vision.hidden_size)
+        linear = 4 * width * width + 3 * width * int(vision.intermediate_size)
+        return float(vision.num_hidden_layers) * num_tokens * (linear + 2 * width * num_tokens)
+
+    def rows_in(self, grid: tuple[int, int] | None) -> int:
+        """Patches."""
+        assert grid is not None
+        return grid[0] * grid[1]
+
+    def rows_out(self, grid: tuple[int, int] | None) -> int:
+        """Patches: what merges them stands behind the tower."""
+        return self.rows_in(grid)
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        side, grids = self._side(), media.grids or []
+        height, width = (side * max(grid[axis] for grid in grids) for axis in (0, 1))
+        parts = media.rows.split([self.rows_in(grid) for grid in grids])
+        pictures = []
+        for (h, w), patches in zip(grids, parts, strict=True):
+            picture = patches.reshape(h, w, -1, side, side).permute(2, 0, 3, 1, 4).reshape(-1, h * side, w * side)
+            pictures.append(pad(picture, (0, width - w * side, 0, height - h * side)))
+        # On the host: sizes of a tensor would be read from the device one by one.
+        sizes = [(h * side, w * side) for h, w in grids]
+        return super().encode(forward, Media(torch.stack(pictures), grids, {**media.extra, "image_sizes": sizes}))
+
+    def features(self, output: Any) -> torch.Tensor:
+        """As of the base class, without the batch of one."""
+        # No norm stands behind the last layer. FSDP may keep transformers from recording hidden states.
+        return output.last_hidden_state[0] if self.layers() == [-1] else super().features(output)[0]
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        return super().output(features[None])
+
+    def _side(self) -> int:
+        return int(self.config.vision_config.patch_size)
+
+
 class SoundTower(TileTower):
     """Qwen2-Audio: every window of sound is padded to one length."""
 
@@ -312,6 +389,7 @@ TOWERS: dict[str, type[TileTower]] = {
     "llava_onevision": TileTower,
     "idefics3": ShuffledTower,
     "internvl": InternTower,
+    "mistral3": PictureTower,
     "qwen2_vl": PatchTower,
     "qwen2_5_vl": PatchTower,
     "qwen3_vl": DeepPatchTower,

@@ -34,6 +34,7 @@ WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text")
 """`model_type` of the backbones whose layers have experts in place of the MLP."""
 TEXT_MODELS = (
     "llama",
+    "ministral3",
     "mistral",
     "qwen2",
     "qwen2_vl_text",

@@ -113,7 +113,7 @@ def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device
     found = _lay_out(tuple(pictures), geometry)
     names = ("positions_T2", "order", "places_T4", "shares_T4")
     tensors = {name: getattr(found, name) for name in names}
-    return replace(found, **{name: _sent(t, device) for name, t in tensors.items() if t is not None})
+    return replace(found, **{name: sent(t, device) for name, t in tensors.items() if t is not None})
 
 
 # Cached: recomputation in a backward, and each encoder stage of a rank, need the same microbatch again.
@@ -136,8 +136,16 @@ def _lay_out(pictures: tuple[tuple[int, int, int], ...], geometry: Geometry) -> 
     return Patches(positions_T2, order, segments, tuple(bounds.diff().tolist()))
 
 
-def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host tensor on `device`. Copied from page-locked memory: else the copy waits for the device."""
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host tensor on another device. Copied from page-locked memory: else the copy waits for the device.
+
+    Args:
+        tensor: on the CPU.
+        device: where it is needed.
+
+    Returns:
+        The tensor there.
+    """
     pinned = tensor.pin_memory() if device.type == "cuda" else tensor
     return pinned.to(device, non_blocking=True)
 
@@ -203,7 +211,7 @@ def bounds_of_patches(
 ) -> Bounds:
     """What layers must know of segments or windows, given the tokens of each."""
     ends = torch.tensor([0, *tokens]).cumsum(0).to(torch.int32)
-    return Bounds(_sent(ends, device), tuple(tokens), angles)
+    return Bounds(sent(ends, device), tuple(tokens), angles)
 
 
 def run_layer(layer: Any, hidden_TV: torch.Tensor, bounds: Bounds) -> torch.Tensor:

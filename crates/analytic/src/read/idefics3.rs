@@ -21,6 +21,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         merged_tokens: scale * scale,
         pooled_tokens: 1,
         num_dropped_tokens: 0,
+        reduced_width: None,
         inner_width: None,
         has_bias: false,
         num_table_parameters: 0,

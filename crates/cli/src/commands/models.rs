@@ -34,7 +34,9 @@ pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
         let note = if model.note.is_empty() { String::new() } else { format!(" ({})", model.note) };
         outln!("{:<32}{:>16}  {mark} {}{note}", model.name, thousands(*count), model.source);
     }
-    outln!("not in it: InternVL2.5 2B, 8B and 26B (backbone InternLM2), InternVL3 9B (InternLM3)");
+    outln!(
+        "not in it: InternVL2.5 2B, 8B and 26B (backbone InternLM2), InternVL3 9B (InternLM3), InternVL3.5 20B (gpt-oss)"
+    );
     outln!("\nhardware: for `--hardware NAME`; peak rates are dense, the vendors' own");
     outln!(
         "{:<12}{:>15}{:>14}{:>13}{:>6}{:>11}{:>14}",

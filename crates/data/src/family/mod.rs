@@ -10,6 +10,7 @@ mod internvl;
 mod internvl_video;
 mod llava_next;
 mod llava_onevision;
+mod mistral3;
 pub(crate) mod model_files;
 mod named;
 mod patches;
@@ -25,6 +26,7 @@ pub use idefics3::Idefics3;
 pub use internvl::InternVl;
 pub use llava_next::LlavaNext;
 pub use llava_onevision::LlavaOnevision;
+pub use mistral3::Mistral3;
 pub use named::NamedModel;
 pub use qwen2_audio::Qwen2Audio;
 pub use qwen2_vl::Qwen2Vl;
@@ -187,7 +189,7 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 10] = [
+const FAMILIES: [(&str, Maker); 11] = [
     ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("internvl", |files| {
         InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
@@ -199,6 +201,7 @@ const FAMILIES: [(&str, Maker); 10] = [
     ("llava_onevision", |files| {
         LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
     }),
+    ("mistral3", |files| Mistral3::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_vl", |files| Qwen2Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_5_vl", |files| Qwen2Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen3_vl", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
