@@ -150,7 +150,9 @@ def run_case(case, model, num_ranks, rank, steps, references):
     # Which family it is has nothing to do with how many ranks there are.
     [
         # Towers of another family, in another's backbone.
-        pytest.param(name, 2, marks=pytest.mark.layouts) if name in ("idefics3", "qwen3_vl_moe") else (name, 2)
+        pytest.param(name, 2, marks=pytest.mark.layouts)
+        if name in ("idefics3", "qwen3_vl_moe")
+        else (name, 2)
         for name in FAMILIES
     ]
     + [("llava_onevision", 4), pytest.param("qwen2_5_vl", 4, marks=pytest.mark.layouts)],

@@ -149,7 +149,9 @@ def test_what_the_encoder_reads_is_what_the_processor_gives(family):
                     assert torch.equal(picture.reshape(3, height, width), padded[:, :height, :width])
                 compared += 1
                 continue
-            elif name == "pixel_values" and theirs.shape[0] == 1 and adapter.family in ("idefics3", "smolvlm"):
+            elif (
+                name == "pixel_values" and theirs.shape[0] == 1 and adapter.family in ("idefics3", "smolvlm")
+            ):
                 theirs = theirs[0]
             elif theirs.dim() == 5:
                 # Filled up with zeros to the largest number of tiles.

@@ -256,7 +256,9 @@ def encoder_embedding(name):
         return Ran(tower.patch_embed, patches, False, [16, 8], [tower.patch_embed])
     if name.startswith("mistral3"):
         patches = torch.randn(24, 3 * 7 * 7)
-        return Ran(lambda rows: embed_patches(tower, rows), patches, False, [16, 8], [tower.patch_conv, tower.ln_pre])
+        return Ran(
+            lambda rows: embed_patches(tower, rows), patches, False, [16, 8], [tower.patch_conv, tower.ln_pre]
+        )
     parts = [tower.embeddings]
     if name == "llava_next":
         parts.append(tower.pre_layrnorm)
@@ -288,7 +290,9 @@ def projector(name):
     if name in SHUFFLED:
         last = model.model.connector
         parts = [tower.post_layernorm, last]
-        return Ran(lambda hidden: last(tower.post_layernorm(hidden)), torch.randn(2, 16, 32), True, [16] * 2, parts)
+        return Ran(
+            lambda hidden: last(tower.post_layernorm(hidden)), torch.randn(2, 16, 32), True, [16] * 2, parts
+        )
     last = model.model.multi_modal_projector
     if name == "qwen2_audio":
 

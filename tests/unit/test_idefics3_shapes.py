@@ -53,7 +53,9 @@ def tokenizer():
     tokens = {token: index for index, token in enumerate(("<unk>", "<pad>", *MARKS))}
     words = Tokenizer(WordLevel(tokens, unk_token="<unk>"))
     words.pre_tokenizer = Split(" ", "isolated")
-    extra = dict(zip(("image_token", "video_token", "fake_image_token", "global_image_token"), MARKS, strict=False))
+    extra = dict(
+        zip(("image_token", "video_token", "fake_image_token", "global_image_token"), MARKS, strict=False)
+    )
     made = PreTrainedTokenizerFast(
         tokenizer_object=words, unk_token="<unk>", pad_token="<pad>", extra_special_tokens=extra
     )
@@ -201,7 +203,9 @@ def test_frames_are_those_of_the_video_processor():
         fps = rng.choice([1.0, 12.5, 23.976, 24, 29.97, 30, 60])
         rate, most = rng.choice([0.1, 0.5, 1, 2, 3.7]), round(64 ** rng.random())
         sampling = {"fps": rate, "max_frames": most}
-        videos = SmolVLMVideoProcessor(**fields, video_sampling={**sampling, "video_size": {"longest_edge": 64}})
+        videos = SmolVLMVideoProcessor(
+            **fields, video_sampling={**sampling, "video_size": {"longest_edge": 64}}
+        )
         metadata = VideoMetadata(total_num_frames=total, fps=fps, duration=total / fps)
         expected = videos.sample_frames(metadata).tolist()
         arguments = {"height": 48, "width": 64, "num_frames": total, "fps": fps, "duration_s": total / fps}
@@ -270,6 +274,8 @@ def test_the_files_that_transformers_saves_are_read(setting, tmp_path):
 
 
 def test_what_only_one_of_the_two_reads():
-    config_json = json.dumps({"model_type": "idefics3", "vision_config": {"image_size": 364, "patch_size": 14}})
+    config_json = json.dumps(
+        {"model_type": "idefics3", "vision_config": {"image_size": 364, "patch_size": 14}}
+    )
     with pytest.raises(dflop.ProfileError, match="no idefics3 shape for a video"):
         testing.media_shape(config_json, "{}", "{}", "video", height=9, width=9, num_frames=3, fps=1.0)

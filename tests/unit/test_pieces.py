@@ -119,7 +119,9 @@ def encoder_inputs(name, model):
         pixels, sizes = torch.randn(2, 3, 70, 56), [(70, 28), (28, 56)]
         with torch.no_grad():
             found = inner.get_image_features(pixels, sizes).pooler_output
-        cut = [p[:, :h, :w].reshape(3, h // 14, 14, w // 14, 14) for p, (h, w) in zip(pixels, sizes, strict=True)]
+        cut = [
+            p[:, :h, :w].reshape(3, h // 14, 14, w // 14, 14) for p, (h, w) in zip(pixels, sizes, strict=True)
+        ]
         return torch.cat([p.permute(1, 3, 0, 2, 4).reshape(-1, 588) for p in cut]), torch.cat(found)
     pixels_NCHW = torch.randn(6, 3, 56, 56)
     with torch.no_grad():
@@ -266,9 +268,13 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     pieces = {piece.name: piece for piece in load_pieces(directory)}
     assert num_parameters(pieces) == published
     counts = {piece.name: piece.count for piece in pieces.values() if piece.count > 1}
-    layers = {"internvl": 24, "smolvlm": 27, "qwen2_5_vl": 4, "qwen3_vl": 27, "qwen3_vl_moe": 27}.get(name, 32)
+    layers = {"internvl": 24, "smolvlm": 27, "qwen2_5_vl": 4, "qwen3_vl": 27, "qwen3_vl_moe": 27}.get(
+        name, 32
+    )
     windows = {"encoder_window_layer": 28} if name == "qwen2_5_vl" else {}
-    backbone = {"smolvlm": 24, "qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 36, "qwen3_vl_moe": 48}.get(name, 32)
+    backbone = {"smolvlm": 24, "qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 36, "qwen3_vl_moe": 48}.get(
+        name, 32
+    )
     assert counts == {"encoder_layer": layers, **windows, "llm_layer": backbone}
     # As the data profile counts encoder tokens.
     tokens = {"internvl": 1025, "smolvlm": 729, "qwen2_audio": 1500}.get(name)

@@ -235,7 +235,9 @@ def expected_labels(
             found = end.search(encoded_text, at)
             assert found is not None
             header = encoded_text[: found.start()]
-            if re.search(r"(assistant\n|assistant<\|end_header_id\|>\n\n|ASSISTANT: |Assistant: |\[/INST\] )$", header):
+            if re.search(
+                r"(assistant\n|assistant<\|end_header_id\|>\n\n|ASSISTANT: |Assistant: |\[/INST\] )$", header
+            ):
                 break
             at = found.start() + 1
         for k, (start, stop) in enumerate(offset_of):

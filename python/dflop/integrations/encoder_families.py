@@ -112,7 +112,7 @@ class InternTower(TileTower):
 
 
 class ShuffledTower(TileTower):
-    """Idefics3 and SmolVLM: tiles and frames are rows of one call, and what is read is after the last norm."""
+    """Idefics3 and SmolVLM: tiles and frames are rows of one call; what is read is after the last norm."""
 
     tower = "vision_model"
     backbone = "text_model"
@@ -136,7 +136,9 @@ class ShuffledTower(TileTower):
         extra = dict(extra)
         mask: Any = extra.pop("patch_attention_mask", None)
         if mask is not None and not bool(mask.all()):
-            message = "a tile has patches of padding, must be whole: `do_image_splitting` is off, and sizes differ"
+            message = (
+                "a tile has patches of padding, must be whole: `do_image_splitting` is off, and sizes differ"
+            )
             raise ValueError(message)
         return Media(rows, None, extra)
 
@@ -237,7 +239,7 @@ class PatchTower(TileTower):
 
 
 class DeepPatchTower(PatchTower):
-    """Qwen3-VL: beside its last features the tower gives those of earlier blocks, for layers of the LLM (DeepStack)."""
+    """Qwen3-VL: beside its last features the tower gives those of earlier blocks (DeepStack)."""
 
     def widths(self) -> tuple[int, int]:
         """As of the base class."""
@@ -257,7 +259,7 @@ class DeepPatchTower(PatchTower):
 
 
 class PictureTower(TileTower):
-    """Mistral3 (Pixtral): a unit is a picture of its own height and width; calls pad pictures to the largest."""
+    """Mistral3 (Pixtral): a unit is a picture of its own size; calls pad pictures to the largest."""
 
     has_grids = True
     parameters = ()
@@ -310,11 +312,15 @@ class PictureTower(TileTower):
         parts = media.rows.split([self.rows_in(grid) for grid in grids])
         pictures = []
         for (h, w), patches in zip(grids, parts, strict=True):
-            picture = patches.reshape(h, w, -1, side, side).permute(2, 0, 3, 1, 4).reshape(-1, h * side, w * side)
+            picture = (
+                patches.reshape(h, w, -1, side, side).permute(2, 0, 3, 1, 4).reshape(-1, h * side, w * side)
+            )
             pictures.append(pad(picture, (0, width - w * side, 0, height - h * side)))
         # On the host: sizes of a tensor would be read from the device one by one.
         sizes = [(h * side, w * side) for h, w in grids]
-        return super().encode(forward, Media(torch.stack(pictures), grids, {**media.extra, "image_sizes": sizes}))
+        return super().encode(
+            forward, Media(torch.stack(pictures), grids, {**media.extra, "image_sizes": sizes})
+        )
 
     def features(self, output: Any) -> torch.Tensor:
         """As of the base class, without the batch of one."""

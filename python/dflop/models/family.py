@@ -44,7 +44,7 @@ class FamilyAdapter(ABC):
     config_class: Any
     """Class of Hugging Face's configuration."""
     model_class: Any
-    """Class of Hugging Face's model, with `.lm_head`, and the backbone below `.model` (`towers.BACKBONES`)."""
+    """Class of Hugging Face's model, with `.lm_head`, the backbone below `.model` (`towers.BACKBONES`)."""
     encoder_modules: tuple[str, ...]
     """Names, below `.model`, of the modules and parameters of the encoder and its projector."""
     encoder_config: str = "vision_config"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dflop.models.encoder import EncoderRun
     from dflop.models.media import MediaFile
 
+
 # Cached: recomputation in a backward, and each encoder stage of a rank, need the same microbatch again.
 @functools.lru_cache(maxsize=16)
 def _positions(pictures: tuple[tuple[int, int], ...]) -> torch.Tensor:
@@ -118,7 +119,9 @@ class Mistral3(FamilyAdapter):
         merge, layer = self.config.spatial_merge_size, self.config.vision_feature_layer
         return [
             Rule("vision_config.model_type", kind, kind == "pixtral", "pixtral"),
-            Rule("vision_config.patch_size", side, isinstance(side, int) and side > 0, "a whole number above 0"),
+            Rule(
+                "vision_config.patch_size", side, isinstance(side, int) and side > 0, "a whole number above 0"
+            ),
             Rule("spatial_merge_size", merge, merge > 0, "above 0"),
             Rule("vision_feature_layer", layer, layer == -1, "-1"),
         ]
@@ -212,7 +215,9 @@ class Mistral3(FamilyAdapter):
         """See `ModelAdapter.pixels`."""
         del frame_indices
         if kind not in ("image", "multi_image"):
-            message = f"`{kind}` is no kind of media that this family reads, it reads `image` and `multi_image`"
+            message = (
+                f"`{kind}` is no kind of media that this family reads, it reads `image` and `multi_image`"
+            )
             raise ValueError(message)
         side = self.geometry.patch_size
         found = self.image_processor.preprocess(
