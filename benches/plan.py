@@ -8,7 +8,9 @@ every candidate that no certified bound rules out; `regret` is what the quick se
 part of the best step.
 
 `seconds` is the search alone; `processor_seconds` and `peak_bytes` are those of the whole process.
-`placement` says which candidates there are.
+`placement` says which candidates there are. Clusters too large to judge everything are searched among colocated
+layouts and among pipelines alone, too: `regret_to_parts` is what the plan of all candidates takes more than the
+better of these two, which the search must not pass over.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
-def row(search: Path, ranks: int, is_whole: bool, is_pipelined: bool) -> dict[str, Any]:
+ASKED = {"all": [], "pipelines": ["colocated=false"], "colocated": ["colocated=true"]}
+"""What a search is asked for, by placement."""
+
+
+def row(search: Path, ranks: int, is_whole: bool, placement: str) -> dict[str, Any]:
     """One search in a process of its own: its answer, time and memory."""
-    command = [str(search), str(ranks)]
-    command += ["whole"] if is_whole else []
-    command += ["colocated=false"] if is_pipelined else []
+    command = [str(search), str(ranks), *(["whole"] if is_whole else []), *ASKED[placement]]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     said = process.stdout.read()
@@ -43,7 +47,7 @@ def row(search: Path, ranks: int, is_whole: bool, is_pipelined: bool) -> dict[st
     if status != 0:
         sys.exit(f"{' '.join(command)} ended with status {os.waitstatus_to_exitcode(status)}")
     spent = {"processor_seconds": usage.ru_utime + usage.ru_stime, "peak_bytes": usage.ru_maxrss * PEAK_UNIT}
-    return json.loads(said) | spent | {"placement": "pipelines" if is_pipelined else "all"}
+    return json.loads(said) | spent | {"placement": placement}
 
 
 def main() -> None:
@@ -55,9 +59,11 @@ def main() -> None:
     parser.add_argument("--search", type=Path, default=Path("target/release/examples/search"))
     wanted = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for is_pipelined in (False, True):
+    for placement in ASKED:
         for ranks in sorted({*wanted.ranks, *wanted.whole}):
-            one = row(wanted.search, ranks, ranks in wanted.whole, is_pipelined)
+            if placement == "colocated" and ranks in wanted.whole:
+                continue
+            one = row(wanted.search, ranks, ranks in wanted.whole, placement)
             rows.append(one)
             regret = "" if one.get("regret") is None else f", regret {100 * one['regret']:.2f} %"
             memory = one["peak_bytes"] / 2**20
@@ -66,6 +72,13 @@ def main() -> None:
                 f"{one['plan']}",
                 file=sys.stderr,
             )
+    for ranks in set(wanted.ranks) - set(wanted.whole):
+        step_ns = {one["placement"]: one["step_ns"] for one in rows if one["num_ranks"] == ranks}
+        parts = [step_ns[part] for part in step_ns if part != "all" and step_ns[part] is not None]
+        if parts and step_ns["all"] is not None:
+            regret = max(0.0, step_ns["all"] / min(parts) - 1.0)
+            next(one for one in rows if one["num_ranks"] == ranks)["regret_to_parts"] = regret
+            print(f"{ranks:>6} ranks, regret to the better part {100 * regret:.2f} %", file=sys.stderr)
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     answer = {"cores": os.cpu_count(), "machine": platform.machine(), "rows": rows}
     wanted.out.write_text(json.dumps(answer, indent=1) + "\n")
