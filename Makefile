@@ -86,8 +86,8 @@ test-rust: setup
 	cargo test --release --locked --workspace --exclude dflop-py --quiet --lib --bins --tests
 	cargo test --release --locked --workspace --exclude dflop-py --quiet --doc
 
-# Processes that run tests beside each other. Neighbours in a file stay together, as they share what is made for it.
-TEST_JOBS ?= 2
+# Processes that run tests beside each other: more than cores, as many tests wait for ranks of theirs. Neighbours in a file stay together, as they share what is made for it.
+TEST_JOBS ?= 3
 test-python: setup $(DEV)
 	$(BIN)/python -m pytest -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 

@@ -8,9 +8,9 @@ every candidate that no certified bound rules out; `regret` is what the quick se
 part of the best step.
 
 `seconds` is the search alone; `processor_seconds` and `peak_bytes` are those of the whole process.
-`placement` says which candidates there are. Clusters too large to judge everything are searched among colocated
-layouts and among pipelines alone, too: `regret_to_parts` is what the plan of all candidates takes more than the
-better of these two, which the search must not pass over.
+`placement` says which candidates there are. Clusters too large to judge everything are searched among
+colocated layouts and among pipelines alone, too: `regret_to_parts` is what the plan of all candidates takes
+more than the better of these two, which the search must not pass over.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import json
 
 import pytest
 import torch
-from test_flops import CONFIGS, Ran, build, kept_bytes, llm_layer, operations
+from flop_configs import CONFIGS
+from test_flops import Ran, build, kept_bytes, llm_layer, operations
 from torch.utils.checkpoint import checkpoint
 
 from dflop._native import testing

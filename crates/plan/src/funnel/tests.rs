@@ -1,3 +1,4 @@
+use super::polish::promoted;
 use super::*;
 use crate::rough::Rough;
 use dflop_types::{ComponentLayout, Layout, Recompute};

@@ -1,0 +1,141 @@
+"""Tiny configurations of each family, whose operations and bytes are counted."""
+
+QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+LLAMA = {**QWEN2, "model_type": "llama", "head_dim": 12}
+TILES = {
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 7,
+}
+PATCHES = {"depth": 4, "num_heads": 4, "patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2}
+SOUND = {
+    "model_type": "qwen2_audio_encoder",
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 72,
+    "num_mel_bins": 10,
+    "max_source_positions": 12,
+}
+VL_TEXT = {k: v for k, v in QWEN2.items() if k != "model_type"}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+QWEN3_VISION = {
+    **PATCHES,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 2],
+}
+QWEN3_TEXT = {
+    **VL_TEXT,
+    "head_dim": 12,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]},
+}
+PIXTRAL = {name: value for name, value in TILES.items() if name != "image_size"}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+CONFIGS = {
+    "llava_onevision": {
+        "model_type": "llava_onevision",
+        "vision_config": {**TILES, "model_type": "siglip_vision_model", "vision_use_head": False},
+        "text_config": QWEN2,
+    },
+    "llava_onevision head": {
+        "model_type": "llava_onevision",
+        "vision_config": {**TILES, "model_type": "siglip_vision_model"},
+        "text_config": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+        "multimodal_projector_bias": False,
+    },
+    "llava_next": {
+        "model_type": "llava_next",
+        "vision_config": {**TILES, "model_type": "clip_vision_model"},
+        "text_config": LLAMA,
+    },
+    "idefics3": {"model_type": "idefics3", "vision_config": TILES, "text_config": LLAMA},
+    "smolvlm": {"model_type": "smolvlm", "vision_config": TILES, "text_config": LLAMA, "scale_factor": 4},
+    "internvl": {
+        "model_type": "internvl",
+        "vision_config": {**TILES, "attention_bias": True},
+        "text_config": QWEN2,
+        "tie_word_embeddings": False,
+    },
+    "internvl 6b": {
+        "model_type": "internvl",
+        "vision_config": {
+            **TILES,
+            "use_qk_norm": True,
+            "norm_type": "rms_norm",
+            "use_mask_token": True,
+            "use_mean_pooling": False,
+        },
+        "text_config": QWEN2,
+    },
+    "internvl qwen3": {
+        "model_type": "internvl",
+        "vision_config": {**TILES, "attention_bias": True},
+        "text_config": {**VL_TEXT, "model_type": "qwen3", "head_dim": 12},
+        "tie_word_embeddings": False,
+    },
+    "internvl experts": {
+        "model_type": "internvl",
+        "vision_config": {**TILES, "attention_bias": True},
+        "text_config": {**VL_TEXT, "model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
+        "tie_word_embeddings": False,
+    },
+    "mistral3": {
+        "model_type": "mistral3",
+        "vision_config": {**PIXTRAL, "model_type": "pixtral"},
+        "text_config": {**QWEN2, "model_type": "mistral", "head_dim": 12, "sliding_window": None},
+    },
+    "mistral3 biases": {
+        "model_type": "mistral3",
+        "vision_config": {**PIXTRAL, "model_type": "pixtral"},
+        "text_config": {**QWEN2, "model_type": "mistral", "sliding_window": None},
+        "multimodal_projector_bias": True,
+        "tie_word_embeddings": False,
+    },
+    "qwen2_vl": {
+        "model_type": "qwen2_vl",
+        "vision_config": {**PATCHES, "embed_dim": 32, "mlp_ratio": 3, "hidden_size": 48},
+        "text_config": {**VL_TEXT, **ROPE},
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl",
+        "vision_config": {
+            **PATCHES,
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "out_hidden_size": 48,
+            "window_size": 28,
+            "fullatt_block_indexes": [1, 3],
+        },
+        "text_config": {**VL_TEXT, **ROPE},
+    },
+    "qwen3_vl": {
+        "model_type": "qwen3_vl",
+        "vision_config": QWEN3_VISION,
+        "text_config": {
+            **QWEN3_TEXT,
+        },
+    },
+    "qwen3_vl_moe": {
+        "model_type": "qwen3_vl_moe",
+        "vision_config": QWEN3_VISION,
+        "text_config": {
+            **QWEN3_TEXT,
+            **EXPERTS,
+        },
+    },
+    "qwen2_audio": {"model_type": "qwen2_audio", "audio_config": SOUND, "text_config": QWEN2},
+}
