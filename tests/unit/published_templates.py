@@ -306,6 +306,46 @@ SMOLVLM = """\
 {% endfor %}<end_of_utterance>
 {% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
 
+# Qwen3 with thoughts: those of the last answer are written, or an empty pair of tags; those of earlier answers are left
+# out. The messages are read backwards to find the last question.
+QWEN3 = """\
+{%- set last = namespace(question=messages|length - 1, is_open=true) %}
+{%- for message in messages[::-1] %}
+    {%- set at = messages|length - 1 - loop.index0 %}
+    {%- if last.is_open and message.role == "user" and message.content is string \
+and not (message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set last.is_open = false %}
+        {%- set last.question = at %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role != "assistant" %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- else %}
+        {%- set thought = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set thought = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {%- if loop.index0 > last.question and (loop.last or thought) %}
+            {{- '<|im_start|>assistant\\n<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
+        {%- else %}
+            {{- '<|im_start|>assistant\\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
 # name: template, content of every turn ("text" or "list"), marks, bos, eos, whether bos is added.
 TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str | None, bool]] = {
     "qwen2": (QWEN2, "text", LLAVA_MARKS, None, "<|im_end|>", False),
@@ -343,6 +383,7 @@ TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str
     ),
     "llava_next_mistral": (LLAVA_NEXT_MISTRAL, "list", LLAVA_MARKS[:1], "<s>", "</s>", True),
     "qwen2_audio": (QWEN2_AUDIO, "list", [("audio", "<|AUDIO|>", "<|AUDIO|>")], None, "<|im_end|>", False),
+    "qwen3": (QWEN3, "text", LLAVA_MARKS, None, "<|im_end|>", False),
     "llava_generation": (LLAVA_GENERATION, "list", LLAVA_MARKS, "<s>", "</s>", True),
     "chatml_generation": (CHATML_GENERATION, "text", LLAVA_MARKS, None, "<|im_end|>", False),
 }

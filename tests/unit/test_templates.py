@@ -16,6 +16,7 @@ import pytest
 from published_templates import LLAVA_MARKS, QWEN2, TEMPLATES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, ProcessorMixin
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from dflop._native import ProfileError
 from dflop._native.testing import encode_conversations
@@ -248,7 +249,8 @@ def expected_labels(
     return labels
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+# What Qwen3 writes of an answer depends on the answers behind it: it has a test of its own.
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "qwen3"])
 def test_tokens_and_labels_equal_hugging_faces(name, trained, tmp_path):
     template, content, marks, *_ = TEMPLATES[name]
     write_model(tmp_path, trained, name)
@@ -300,6 +302,66 @@ def test_answers_of_a_template_that_trims(trained, tmp_path):
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nthe cup<|eot"
     )
     assert ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_a_template_that_writes_thoughts_of_the_last_answer_alone(trained, tmp_path):
+    """Earlier answers are found where they stand without their thoughts; what the template adds has no label."""
+    write_model(tmp_path, trained, "qwen3")
+    turns = [
+        {"from": "human", "value": "what is red?"},
+        {"from": "gpt", "value": "the cup"},
+        {"from": "human", "value": "what sleeps?"},
+        {"from": "gpt", "value": "two dogs"},
+    ]
+    ((ids, _, labels),) = encode_conversations(
+        str(tmp_path), LLAVA_MARKS, [(json.dumps({"conversations": turns}), [])]
+    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert tokenizer.decode(ids).endswith(
+        "<|im_start|>assistant\n<think>\n\n</think>\n\ntwo dogs<|im_end|>\n"
+    )
+    assert (
+        tokenizer.decode([label for label in labels if label != -100])
+        == "the cup<|im_end|>two dogs<|im_end|>"
+    )
+
+
+def test_smolvlm_writes_videos_by_its_processors_template(trained, tmp_path):
+    """Templates published before there were videos have none; `SmolVLMProcessor` takes its own then."""
+    write_model(tmp_path, trained, "smolvlm")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "smolvlm"}))
+    template, _, marks, *_ = TEMPLATES["smolvlm"]
+    branch = "{% elif part['type'] == 'video' %}{{ '<video>' }}"
+    assert branch in template
+    (tmp_path / "chat_template.jinja").write_text(template.replace(branch, ""))
+    record = {
+        "conversations": [
+            {"from": "human", "value": "<video>what sleeps?"},
+            {"from": "gpt", "value": "two dogs"},
+            {"from": "human", "value": "where?"},
+            {"from": "gpt", "value": "on the table"},
+        ],
+        "videos": ["0.mp4"],
+    }
+    frames = [("Frame", 0), (None, 3)]
+    ((ids, is_feature, labels),) = encode_conversations(
+        str(tmp_path), marks, [(json.dumps(record), [frames])]
+    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    parts = [
+        [{"type": "video"}, {"type": "text", "text": "what sleeps?"}],
+        *([{"type": "text", "text": text}] for text in ("two dogs", "where?", "on the table")),
+    ]
+    messages = [
+        {"role": role, "content": part} for role, part in zip(["user", "assistant"] * 2, parts, strict=True)
+    ]
+    text = tokenizer.apply_chat_template(messages, chat_template=DEFAULT_CHAT_TEMPLATE, tokenize=False)
+    assert "<video>" in text
+    assert ids == tokenizer(text.replace("<video>", "Frame" + 3 * "<image>"))["input_ids"]
+    assert sum(is_feature) == 3
+    answers = tokenizer.decode([label for label in labels if label != -100])
+    # The space behind the colon is in one token with the word behind it.
+    assert answers == " two dogs<end_of_utterance> on the table<end_of_utterance>"
 
 
 def test_a_text_without_bos_gets_it(trained, tmp_path):

@@ -472,3 +472,17 @@ fn windows_of_mistral_are_refused() {
         assert!(error.contains("`text_config.sliding_window`") && error.contains("must be null"), "{error}");
     }
 }
+
+#[test]
+fn a_mistral3_that_reads_another_layer_is_refused() {
+    let config = |layer: Value| {
+        let text = json!({"model_type": "ministral3"});
+        let config = json!({"model_type": "mistral3", "vision_config": {}, "text_config": text, "vision_feature_layer": layer});
+        Architecture::from_config(&config)
+    };
+    assert!(config(json!(-1)).is_ok());
+    for layer in [json!(-2), json!([-1, -2])] {
+        let error = config(layer).unwrap_err().to_string();
+        assert!(error.contains("`vision_feature_layer`") && error.contains("must be -1"), "{error}");
+    }
+}

@@ -323,7 +323,7 @@ def balance_encoder(
         group: the data-parallel ranks, or a mesh of one dimension; None: all ranks. Without a process group,
             or of one rank, there is nothing to share and the model runs as it was.
         cost: work of a unit by its number of patches, in any one unit; None: its multiplications. Only the
-            Qwen vision towers ask: units of the others are all equal.
+            vision towers of Qwen and Mistral3 ask: units of the others are all equal.
 
     Returns:
         A handle: `loads` says what was shared, `remove()` undoes it.

@@ -131,13 +131,15 @@ class ShuffledTower(TileTower):
             The media, a unit a tile.
 
         Raises:
-            ValueError: a part of a tile is padding, so that tiles are not all alike.
+            ValueError: a part of a tile is hidden, so that tiles are not all alike.
         """
         extra = dict(extra)
         mask: Any = extra.pop("patch_attention_mask", None)
-        if mask is not None and not bool(mask.all()):
+        # transformers leaves out images that are wholly hidden, but for the first of a batch of them.
+        if mask is not None and not bool((mask.flatten(1).all(1) | ~mask.flatten(1).any(1)).all()):
             message = (
-                "a tile has patches of padding, must be whole: `do_image_splitting` is off, and sizes differ"
+                "`pixel_attention_mask` hides a part of a tile, must show tiles whole or not at all: "
+                "`do_image_splitting` is off, and sizes differ"
             )
             raise ValueError(message)
         return Media(rows, None, extra)
@@ -294,7 +296,10 @@ class PictureTower(TileTower):
         vision, num_tokens = self.config.vision_config, self.rows_in(grid)
         width = int(vision.hidden_size)
         linear = 4 * width * width + 3 * width * int(vision.intermediate_size)
-        return float(vision.num_hidden_layers) * num_tokens * (linear + 2 * width * num_tokens)
+        # Other kernels than flash attention read all pictures of a call as one sequence, under a mask: what
+        # that costs depends on the call, not on the picture.
+        read = num_tokens if "flash" in str(vision._attn_implementation) else 0
+        return float(vision.num_hidden_layers) * num_tokens * (linear + 2 * width * read)
 
     def rows_in(self, grid: tuple[int, int] | None) -> int:
         """Patches."""

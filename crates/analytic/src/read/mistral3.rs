@@ -31,6 +31,12 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
     vision.divides("num_attention_heads", num_heads, width)?;
     let defaults = &[("spatial_merge_size", 2)];
     let whole = Section { path: "", object: config, defaults };
+    let read_layer = "vision_feature_layer";
+    if config.get(read_layer).is_some_and(|layer| *layer != -1) {
+        return Err(
+            whole.error(read_layer, "must be -1, the last: encoders of which less is read are not modelled")
+        );
+    }
     let merge = whole.count("spatial_merge_size")?;
     let encoder = Encoder {
         num_layers: vision.count("num_hidden_layers")?,

@@ -25,6 +25,8 @@ use serde_json::Value;
 const FAMILIES: [&str; 2] = ["idefics3", "smolvlm"];
 /// The file in which newer processors keep all their fields.
 const PROCESSOR: &str = "processor_config.json";
+/// Name of the video processor's file in errors.
+const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
 /// No image is enlarged beyond it, in pixels.
 const EDGE_MAX: u32 = 4096;
 /// Side of a tile where the image processor names none, in pixels, and tiles along the longest edge.
@@ -32,6 +34,8 @@ const DEFAULT_TILE: u32 = 364;
 const DEFAULT_TILES: u32 = 4;
 /// What stands before each tile and after the last.
 const FAKE: &str = "<fake_token_around_image>";
+/// The published tokenizers know the places of a grid of as many rows and columns.
+const PLACES_MAX: u32 = 6;
 /// What stands before the tile that shows the whole.
 const GLOBAL: &str = "<global-img>";
 
@@ -67,6 +71,12 @@ impl Family for Idefics3 {
             feature_token: "<image>".to_owned(),
             id_fields: &["image_token_id"],
         })
+    }
+
+    fn special_texts(&self) -> Vec<String> {
+        let places = (1..=PLACES_MAX)
+            .flat_map(|row| (1..=PLACES_MAX).map(move |column| format!("<row_{row}_col_{column}>")));
+        [FAKE, GLOBAL].map(str::to_owned).into_iter().chain(places).collect()
     }
 
     fn image(&self, size: Size, _num_images: usize) -> Result<MediaShape, DataError> {
@@ -165,10 +175,16 @@ impl Idefics3 {
             }
         }
         let preprocessor = Fields { file: PREPROCESSOR, object: inner.unwrap_or(&files.preprocessor) };
-        let of_videos = [files.preprocessor.get("video_processor"), Some(&files.video_preprocessor)];
-        let of_videos =
-            of_videos.into_iter().flatten().find(|v| v.as_object().is_some_and(|v| !v.is_empty()));
-        let frames = FrameRule::read(of_videos.unwrap_or(preprocessor.object), tile)?;
+        let of_videos = [
+            files.preprocessor.get("video_processor").map(|object| Fields { file: PROCESSOR, object }),
+            Some(Fields { file: VIDEO_PREPROCESSOR, object: &files.video_preprocessor }),
+        ];
+        let is_told =
+            |fields: &Fields<'_>| fields.object.as_object().is_some_and(|object| !object.is_empty());
+        let of_videos = of_videos.into_iter().flatten().find(is_told);
+        let frames = (family == FAMILIES[1])
+            .then(|| FrameRule::read(of_videos.as_ref().unwrap_or(&preprocessor), tile))
+            .transpose()?;
         Self {
             family,
             tile,
@@ -176,7 +192,7 @@ impl Idefics3 {
             tile_features,
             longest_edge: None,
             is_split: true,
-            frames: (family == FAMILIES[1]).then_some(frames),
+            frames,
         }
         .with_images(&preprocessor)
     }

@@ -53,6 +53,10 @@ impl Family for Mistral3 {
         })
     }
 
+    fn special_texts(&self) -> Vec<String> {
+        [BREAK, END].map(str::to_owned).to_vec()
+    }
+
     fn image(&self, size: Size, _num_images: usize) -> Result<MediaShape, DataError> {
         let refuse = |rule: &str| refused(FAMILY, image_words(size.height, size.width), rule);
         if size.height == 0 || size.width == 0 {

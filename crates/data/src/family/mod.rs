@@ -155,6 +155,11 @@ pub trait Family: Send + Sync + fmt::Debug {
     /// How media of this kind are written; `None` where the family does not read them.
     fn marks(&self, kind: MediaKind) -> Option<Marks>;
 
+    /// Texts among its pieces that its tokenizer has as one token each, besides `marks`.
+    fn special_texts(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The shape of one of the `num_images` images of a sample.
     ///
     /// # Errors

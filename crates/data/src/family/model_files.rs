@@ -181,6 +181,12 @@ impl ModelFiles {
         })
     }
 
+    /// The template that the family's processor takes for conversations with a video, whatever the model's files have:
+    /// `SmolVLMProcessor` does so, as the published templates write no video. `None` where the user gave a template.
+    pub(crate) fn template_of_videos(&self, config: &Value) -> Option<&'static str> {
+        (self.own_template.is_none() && config["model_type"] == "smolvlm").then_some(SMOLVLM_WITH_VIDEOS)
+    }
+
     /// Special tokens by the names that templates know them by, in transformers' order: those of
     /// `tokenizer_config.json`, and of `special_tokens_map.json` where the former lists no `added_tokens_decoder`.
     ///
@@ -264,6 +270,15 @@ impl ModelFiles {
 /// Names of special tokens that every tokenizer of transformers has.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// Writes what `DEFAULT_CHAT_TEMPLATE` of transformers' `processing_smolvlm.py` writes.
+const SMOLVLM_WITH_VIDEOS: &str = concat!(
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}:",
+    "{% if message['content'][0]['type'] != 'image' %}{{ ' ' }}{% endif %}",
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}",
+    "{% elif part['type'] == 'image' %}{{ '<image>' }}{% elif part['type'] == 'video' %}{{ '<video>' }}{% endif %}",
+    "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
+);
 
 /// The template in a `chat_template` field: a text, or of several the one named `default`.
 fn template_in(field: &Value) -> Result<Option<String>, String> {

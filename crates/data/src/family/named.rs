@@ -63,6 +63,10 @@ pub(crate) fn estimating_tokenizer(config: &Value, family: &dyn Family) -> Strin
             vocabulary.entry(token.clone()).or_insert_with(|| json!(id));
         }
     }
+    for text in family.special_texts() {
+        let id = vocabulary.values().filter_map(Value::as_u64).max().unwrap_or_default() + 1;
+        vocabulary.entry(text).or_insert_with(|| json!(id));
+    }
     let added: Vec<Value> = vocabulary
         .iter()
         .map(|(content, id)| {

@@ -17,8 +17,6 @@ use super::{Clip, VideoSampling};
 use crate::DataError;
 use serde_json::Value;
 
-/// Name of the video processor's file in errors.
-const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
 /// Side of a frame where the video processor names none, in pixels.
 const DEFAULT_FRAME: u32 = 364;
 /// Seconds that are left out at both ends of a long clip.
@@ -46,13 +44,13 @@ pub(super) struct FrameRule {
 }
 
 impl FrameRule {
-    /// The rule for `video_preprocessor_config.json`, for an encoder that reads tiles of `tile` pixels.
+    /// The rule for the video processor's fields, for an encoder that reads tiles of `tile` pixels.
     ///
     /// # Errors
     /// [`DataError::Config`] for a field of another kind than transformers takes. Frames of another size than the
     /// encoder's are an error of each video only: images may be sound all the same.
-    pub(super) fn read(object: &Value, tile: u32) -> Result<Self, DataError> {
-        let fields = Fields { file: VIDEO_PREPROCESSOR, object };
+    pub(super) fn read(fields: &Fields<'_>, tile: u32) -> Result<Self, DataError> {
+        let file = fields.file;
         let (rate, count) = if fields.get("video_sampling").is_some() {
             ("video_sampling.fps", "video_sampling.max_frames")
         } else {
@@ -67,12 +65,12 @@ impl FrameRule {
         let edge = fields.side("max_image_size.longest_edge")?.unwrap_or(DEFAULT_FRAME);
         let mut refusal = (edge != tile).then(|| {
             format!(
-                "`max_image_size.longest_edge` of `{VIDEO_PREPROCESSOR}` is {edge}, the encoder reads frames of {tile} \
+                "`max_image_size.longest_edge` of `{file}` is {edge}, the encoder reads frames of {tile} \
                  pixels"
             )
         });
         if !fields.flag("do_resize")?.unwrap_or(true) {
-            refusal = Some(format!("`do_resize` of `{VIDEO_PREPROCESSOR}` is false, frames keep their size"));
+            refusal = Some(format!("`do_resize` of `{file}` is false, frames keep their size"));
         }
         let samples_frames = fields.flag("do_sample_frames")?.unwrap_or(false);
         // The processor's chat template turns sampling on wherever there is something to sample by.
@@ -95,10 +93,9 @@ impl FrameRule {
             return Err("both sides must be at least 1".to_owned());
         }
         let source_fps = frame_rate(clip)?;
-        let indices = self.indices(clip, source_fps, sampling)?;
+        let duration = clip.duration_s.unwrap_or(clip.num_frames as f64 / source_fps);
+        let indices = self.indices(clip, (source_fps, duration), sampling)?;
         let seconds: Vec<f64> = indices.iter().map(|index| f64::from(*index) / source_fps).collect();
-        let last = seconds.last().copied().unwrap_or_default();
-        let duration = clip.duration_s.unwrap_or(last);
         let stamps = seconds.iter().map(|s| format!("{:02}:{:02}", (s / 60.0) as u64, (s % 60.0) as u64));
         let intro = format!(
             "You are provided the following series of {} frames from a {} [H:MM:SS] video.\n",
@@ -108,22 +105,30 @@ impl FrameRule {
         Ok(Chosen { stamps: stamps.collect(), intro, indices })
     }
 
-    fn indices(&self, clip: &Clip, source_fps: f64, asked: VideoSampling) -> Result<Vec<u32>, String> {
+    fn indices(
+        &self,
+        clip: &Clip,
+        (source_fps, duration): (f64, f64),
+        asked: VideoSampling,
+    ) -> Result<Vec<u32>, String> {
         if !self.samples_frames && asked == VideoSampling::default() {
             return all_frames(clip);
         }
         let total = clip.num_frames;
-        let duration = clip.duration_s.unwrap_or(total as f64 / source_fps);
         let fps = asked.fps.or(self.fps);
         let most = asked.max_frames.map(u64::from).or(self.num_frames);
-        if fps.is_none() && most.is_none() {
-            return Err(
-                "`do_sample_frames` is set, but neither frames a second nor a number of frames".to_owned()
-            );
+        if asked == VideoSampling::default() && (fps.is_none() || most.is_none()) {
+            // The processor fails there.
+            let rule = "its frames are chosen by a rate and a greatest number, and the settings have not both: set \
+                        `video_sampling`, or ask for frames";
+            return Err(rule.to_owned());
         }
         // A product that does not fit 64 bits becomes the largest number that does, and then the limit.
         let wanted = fps.map_or(u64::MAX, |fps| (fps * duration).round_ties_even() as u64);
-        let n = wanted.min(most.unwrap_or(FRAMES_MAX)).clamp(1, FRAMES_MAX);
+        let n = wanted.min(most.unwrap_or(u64::MAX)).max(1);
+        if n > FRAMES_MAX {
+            return Err(format!("{n} frames of it would be read, must be at most {FRAMES_MAX}"));
+        }
         let (mut start, mut end) = (0, total - 1);
         if let (Some(fps), Some(most)) = (fps, most)
             && duration - 2.0 * SKIPPED_S > most as f64 * fps
@@ -211,8 +216,12 @@ mod tests {
         Clip { size: Size { height: 9, width: 9 }, num_frames, fps: Some(fps), duration_s }
     }
 
+    fn read(object: &Value) -> Result<FrameRule, DataError> {
+        FrameRule::read(&Fields { file: "video.json", object }, 364)
+    }
+
     fn rule(sampling: &Value) -> FrameRule {
-        FrameRule::read(&json!({"video_sampling": sampling}), 364).unwrap()
+        read(&json!({"video_sampling": sampling})).unwrap()
     }
 
     /// 10 s at 30 frames a second, 1 frame a second: 10 of 300, both ends among them.
@@ -261,12 +270,18 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_said() {
-        let other = FrameRule::read(&json!({"max_image_size": {"longest_edge": 512}}), 364).unwrap();
+        let other = read(&json!({"max_image_size": {"longest_edge": 512}})).unwrap();
         let error = other.choose(&clip(3, 1.0), VideoSampling::default()).unwrap_err();
         assert!(error.contains("is 512, the encoder reads frames of 364 pixels"), "{error}");
-        let nothing = FrameRule::read(&json!({"do_sample_frames": true}), 364).unwrap();
-        assert!(nothing.choose(&clip(3, 1.0), VideoSampling::default()).is_err());
-        assert!(FrameRule::read(&json!({"video_sampling": {"fps": 0}}), 364).is_err());
+        for half in [json!({"do_sample_frames": true}), json!({"fps": 1}), json!({"num_frames": 8})] {
+            let half = read(&half).unwrap();
+            let error = half.choose(&clip(3, 1.0), VideoSampling::default()).unwrap_err();
+            assert!(error.contains("the settings have not both"), "{error}");
+        }
+        let asked = VideoSampling { max_frames: None, fps: Some(30.0) };
+        let error = read(&json!({})).unwrap().choose(&clip(90_000, 30.0), asked).unwrap_err();
+        assert!(error.contains("90000 frames of it would be read, must be at most 65536"), "{error}");
+        assert!(read(&json!({"video_sampling": {"fps": 0}})).is_err());
         let untold = Clip { fps: None, duration_s: None, ..clip(3, 1.0) };
         assert!(rule(&json!({"fps": 1})).choose(&untold, VideoSampling::default()).is_err());
     }

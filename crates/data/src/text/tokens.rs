@@ -39,6 +39,8 @@ pub const TEXT_BYTES_MAX: usize = 4 << 20;
 pub struct ChatTokenizer {
     tokenizer: Tokenizer,
     template: ChatTemplate,
+    /// In place of it where a conversation has a video, as some processors have it.
+    template_of_videos: Option<ChatTemplate>,
     /// A text that begins with it gets no special tokens.
     bos_token: Option<String>,
     /// Ids of special tokens, ascending.
@@ -134,8 +136,11 @@ impl ChatTokenizer {
                 .map_err(model)?;
         }
         let placeholders = marks.each_ref().map(|mark| mark.as_ref().map(|mark| mark.placeholder.clone()));
-        let template = ChatTemplate::new(&source, &special_tokens, placeholders)
-            .map_err(|cause| DataError::Model { path: template_path, cause })?;
+        let compiled = |source: &str| ChatTemplate::new(source, &special_tokens, placeholders.clone());
+        let of_videos = files.template_of_videos(config);
+        let unsound = |cause| DataError::Model { path: template_path.clone(), cause };
+        let template_of_videos = of_videos.map(compiled).transpose().map_err(unsound)?;
+        let template = compiled(&source).map_err(unsound)?;
         let mut special_ids: Vec<u32> = tokenizer
             .get_added_tokens_decoder()
             .into_iter()
@@ -145,7 +150,7 @@ impl ChatTokenizer {
         special_ids.sort_unstable();
         let bos_token =
             special_tokens.into_iter().find(|(name, _)| name == "bos_token").map(|(_, token)| token);
-        Ok(Self { tokenizer, template, bos_token, special_ids, marks })
+        Ok(Self { tokenizer, template, template_of_videos, bos_token, special_ids, marks })
     }
 
     /// The conversation's tokens, each run of features a number still.
@@ -164,7 +169,10 @@ impl ChatTokenizer {
             TurnPart::Media(_) => 0,
         }))?;
         self.refuse_marks(conversation)?;
-        let rendered = self.template.render(conversation).map_err(TextFault::of_template)?;
+        let has_video = conversation.media.iter().any(|medium| medium.kind == MediaKind::Video);
+        let of_videos = self.template_of_videos.as_ref().filter(|_| has_video);
+        let template = of_videos.unwrap_or(&self.template);
+        let rendered = template.render(conversation).map_err(TextFault::of_template)?;
         // As `startswith` of Python: an empty token begins every text.
         let has_bos = self.bos_token.as_ref().is_some_and(|bos| rendered.text.starts_with(bos.as_str()));
         let filled = self.fill(conversation, rendered, shapes)?;

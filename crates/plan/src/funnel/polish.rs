@@ -1,6 +1,6 @@
 //! The last row of the funnel: the plan in front is judged by the scheduler's whole search.
 
-use super::{PATIENT_SAMPLES_MAX, TRIED_WHOLE_MAX, WHOLE_MAX, first_of};
+use super::{PATIENT_SAMPLES_MAX, TRIED_WHOLE_MAX, WHOLE_MAX, first_answer, first_of};
 use crate::error::PlanError;
 use crate::evaluate::{Judged, Verdict, judge_batch};
 use crate::found::{Found, NUM_RANKED};
@@ -96,10 +96,12 @@ fn promote(
     let shortest = searched
         .iter()
         .filter_map(|(candidate, verdict)| Some((verdict.as_ref().ok()?.makespan_ns(), *candidate)));
-    let Some(front) = shortest.min().and_then(|found| promoted(Candidate::from(&best), best_ns, found))
-    else {
-        return Ok(None);
-    };
+    let Some(shortest) = shortest.min() else { return Ok(None) };
+    let best = Candidate::from(&best);
+    // The mean over all batches, `best_ns`, would not do: those tried have the first alone.
+    let first = first_answer(input, &best.scheduler(input, models)?, 0, &batches[0])?;
+    let first_ns = first.map_or(u64::MAX, |judged| judged.makespan_ns());
+    let Some(front) = promoted(best, first_ns, shortest) else { return Ok(None) };
     let first = searched.remove(&front);
     if let Ok(judged) = searched_whole(input, models, &front, batches, first)? {
         found.ranked.retain(|plan| Candidate::from(plan) != front);
@@ -109,8 +111,8 @@ fn promote(
     Ok(None)
 }
 
-/// The candidate that the whole search puts in front of the best plan by first answers, which takes `best_ns`: of those tried,
-/// the one with the shortest step, `shortest_ns`. A best plan that is colocated was tried too; a pipeline was not, as the
+/// The candidate that the whole search puts in front of the best plan by first answers, which takes `best_ns` for the first
+/// batch: of those tried, the one with the shortest step there, `shortest_ns`. A best plan that is colocated was tried too; a pipeline was not, as the
 /// search improves it little.
 pub(super) fn promoted(
     best: Candidate,
