@@ -390,9 +390,7 @@ impl CostModel {
     /// The sum of what `of_one` says of the parameters of each module of a stage of the LLM backbone; a matrix that
     /// embedding and head share counts once.
     pub(crate) fn over_stage(&self, stage: StageLayers, of_one: impl Fn(&Module) -> u64) -> u64 {
-        // A head that is cut over ranks cannot share its matrix with a whole embedding: then there are two matrices.
-        let is_one = self.is_tied && self.head.num_parameters >= self.embedding.num_parameters;
-        let has_embedding = stage.is_first && !(is_one && stage.is_last);
+        let has_embedding = stage.is_first && !self.shares_matrix(stage);
         let mut sum = of_one(&self.layer).saturating_mul(u64::from(stage.num_layers));
         for (module, is_held) in [(&self.embedding, has_embedding), (&self.head, stage.is_last)] {
             if is_held {
@@ -400,6 +398,13 @@ impl CostModel {
             }
         }
         sum
+    }
+
+    /// Whether the stage has embedding and head, and both are one matrix.
+    pub(crate) fn shares_matrix(&self, stage: StageLayers) -> bool {
+        // A head that is cut over ranks cannot share its matrix with a whole embedding: then there are two matrices.
+        let is_one = self.is_tied && self.head.num_parameters >= self.embedding.num_parameters;
+        is_one && stage.is_first && stage.is_last
     }
 
     /// Curves with points that had to be repaired; empty for a profile without noise.

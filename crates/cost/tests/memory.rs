@@ -156,6 +156,31 @@ fn a_tied_matrix_is_held_once() {
     assert_eq!(bytes(&of(true, cut), both), bytes(&of(false, cut), both));
 }
 
+/// Autograd keeps the head's gradient until it has the embedding's, while the layers run back. Two halves add each at
+/// once. Under ZeRO-3 the gradient is that which is counted whole anyway.
+#[test]
+fn the_gradient_of_a_tied_matrix_waits_for_its_other_use() {
+    let whole = StageLayers { num_layers: 7, is_first: true, is_last: true };
+    let of = |is_tied| CostModel::new(&ModelProfile { is_tied, ..profile() }).expect("the profile is sound");
+    let (apart, tied) = (of(false), of(true));
+    let shared = 4 * profile().modules["llm_embedding"].num_parameters;
+    // Long, with one label: layers are fuller than the head.
+    let microbatch = [one(9_000, 1, 0)];
+    for (actions, waiting) in [("F0 B0", shared), ("F0 I0 W0", 0)] {
+        let of = |model: &CostModel| peak(model, RankRole::Stage(whole), &microbatch, actions);
+        let (apart, tied) = (of(&apart), of(&tied));
+        assert_eq!(tied.workspace_bytes, apart.workspace_bytes + waiting, "{actions}");
+        // A matrix, its gradient, and two moments less.
+        assert_eq!(tied.total_bytes() + 4 * shared, apart.total_bytes() + waiting, "{actions}");
+    }
+    assert_eq!(peak(&tied, RankRole::Stage(whole), &microbatch, "F0 B0").moment.to_string(), "0B0");
+    let sharding =
+        Sharding { degree: 4, ..Sharding { zero: dflop_types::Zero::Parameters, ..Sharding::NONE } };
+    let gradients = |model: &CostModel| model.sharded_memory(RankRole::Stage(whole), sharding).gradient_bytes;
+    // A quarter of the matrix's, once, and twice its whole: as it is gathered, and as it waits.
+    assert_eq!(gradients(&apart) - gradients(&tied), shared / 4 + 2 * shared);
+}
+
 /// `M` equal microbatches on a stage in the middle: k of them in flight, each with two borders (the input is the
 /// first layer's own), messages open for the next actions, and the workspace of a layer.
 #[test]

@@ -83,7 +83,13 @@ impl CostModel {
         let gathered =
             |of_all: u64, of_one: fn(&Module) -> u64| self.gathered(role, of_all, of_one).min(of_all);
         let parameters = gathered(whole.parameter_bytes, |module| module.parameter_bytes);
-        let gradients = gathered(whole.gradient_bytes, |module| module.gradient_bytes);
+        // The gradient of a matrix that embedding and head share waits in the walk.
+        let waiting = match role {
+            RankRole::Stage(stage) if self.shares_matrix(stage) => self.embedding.gradient_bytes,
+            _ => 0,
+        };
+        let gradients =
+            gathered(whole.gradient_bytes, |module| module.gradient_bytes).saturating_sub(waiting);
         RankMemory {
             parameter_bytes: own_bytes.saturating_add(parameters),
             gradient_bytes: part_of(whole.gradient_bytes).saturating_add(gradients),
@@ -192,6 +198,13 @@ impl CostModel {
         }
         if stage.is_last {
             push(self.head.footprint.at(microbatch.shape.label_tokens, std::iter::empty()), 1, true);
+        }
+        if self.shares_matrix(stage)
+            && let Some((_, before)) = pieces.split_last_mut()
+        {
+            for piece in before {
+                piece.waiting = self.embedding.gradient_bytes;
+            }
         }
         let incoming = if stage.is_first { features } else { hidden };
         // An embedding may keep nothing although the layers behind it keep their inputs.

@@ -18,6 +18,9 @@ pub(crate) struct Piece {
     pub(crate) result: u64,
     /// Bytes of the gradient of its result, where they are known to be fewer.
     pub(crate) gradient: u64,
+    /// Bytes of gradients of pieces behind it that wait while it runs back: the head's, where it shares the matrix of the
+    /// embedding. Autograd adds the two before it hands them over.
+    pub(crate) waiting: u64,
     /// Whether `kept` is named as logits.
     pub(crate) is_head: bool,
     /// Equal layers.
@@ -36,6 +39,7 @@ impl Piece {
             workspace: of_one.workspace,
             result,
             gradient: result,
+            waiting: 0,
             is_head: false,
             count,
             kept_of_one: of_one.kept,
@@ -245,7 +249,8 @@ impl Walk<'_> {
             self.held = self.held.minus(microbatch.kept(pieces.get(index + 1..index + 2).unwrap_or(&[])));
             let gradient = if index + 1 == pieces.len() { 0 } else { piece.result };
             let boundary = self.copied(microbatch.outgoing).saturating_add(gradient);
-            self.see(action, posted, Load { workspace: piece.workspace, boundary, ..Load::default() });
+            let workspace = piece.workspace.saturating_add(piece.waiting);
+            self.see(action, posted, Load { workspace, boundary, ..Load::default() });
         }
         self.held = self.held.minus(microbatch.kept(&pieces[..pieces.len().min(1)]));
         self.release_outgoing(microbatch);
