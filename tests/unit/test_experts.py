@@ -45,6 +45,20 @@ def values_of(pieces):
     return {name: p.detach() for piece in pieces for name, p in piece.named_parameters()}
 
 
+def are_read(adapter, directory, values):
+    """The pieces get these values from the files, as `from_pretrained` does."""
+    theirs = dict(adapter.model_class.from_pretrained(directory, dtype=FLOAT).named_parameters())
+    weights = Weights(directory, adapter.build_whole()[0])
+    pieces = pieces_of(adapter, seed=SEED + 1)
+    for piece in pieces:
+        weights.fill(piece)
+    found = values_of(pieces)
+    assert found.keys() == theirs.keys()
+    for name, value in found.items():
+        assert torch.equal(value, theirs[name]), name
+        assert torch.equal(value, values[name]), name
+
+
 def text_loss(stage, adapter, folder, backward=torch.Tensor.backward):
     """Loss and gradients of text."""
     samples = conversations(folder / "media", adapter, NAME)
@@ -67,16 +81,7 @@ def test_both_forms_of_the_files_are_read_as_from_pretrained_reads_them(tmp_path
         for name, value in values.items()
     }
     save_file(files, directory / "model.safetensors", metadata={"format": "pt"})
-    theirs = dict(adapter.model_class.from_pretrained(directory, dtype=FLOAT).named_parameters())
-    weights = Weights(directory, adapter.build_whole()[0])
-    pieces = pieces_of(adapter, seed=SEED + 1)
-    for piece in pieces:
-        weights.fill(piece)
-    found = values_of(pieces)
-    assert found.keys() == theirs.keys()
-    for name, value in found.items():
-        assert torch.equal(value, theirs[name]), name
-        assert torch.equal(value, values[name]), name
+    are_read(adapter, directory, values)
 
 
 def test_files_with_a_tensor_for_each_matrix_of_an_expert_are_read(tmp_path):
@@ -97,16 +102,7 @@ def test_files_with_a_tensor_for_each_matrix_of_an_expert_are_read(tmp_path):
                 files[f"{layer}.experts.{expert}.{part}.weight"] = of_part.contiguous()
     assert len(files) > len(values)
     save_file(files, directory / "model.safetensors", metadata={"format": "pt"})
-    theirs = dict(adapter.model_class.from_pretrained(directory, dtype=FLOAT).named_parameters())
-    weights = Weights(directory, adapter.build_whole()[0])
-    pieces = pieces_of(adapter, seed=SEED + 1)
-    for piece in pieces:
-        weights.fill(piece)
-    found = values_of(pieces)
-    assert found.keys() == theirs.keys()
-    for key, value in found.items():
-        assert torch.equal(value, theirs[key]), key
-        assert torch.equal(value, values[key]), key
+    are_read(adapter, directory, values)
 
 
 def test_what_is_exported_is_what_transformers_writes(tmp_path):

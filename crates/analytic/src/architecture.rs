@@ -65,7 +65,7 @@ pub struct Encoder {
     pub norm: NormKind,
     /// Biases of the products that make queries, keys and values.
     pub num_qkv_biases: u64,
-    /// Whether the product after attention and those of the MLP have biases.
+    /// Whether the output projection of attention and the products of the MLP have biases.
     pub has_other_biases: bool,
     /// Whether queries, keys and values come of one product.
     pub has_one_qkv_product: bool,
@@ -109,7 +109,7 @@ pub struct Projector {
     pub pooled_tokens: u64,
     /// Tokens of a segment that it does not read (class tokens).
     pub num_dropped_tokens: u64,
-    /// Width to which one product without a bias brings merged tokens before the others; `None`: there is none.
+    /// Output width of a first product, which has no bias and reads merged tokens; `None`: there is no such product.
     pub reduced_width: Option<u64>,
     /// Inner width, where it is two products with an activation between them.
     pub inner_width: Option<u64>,

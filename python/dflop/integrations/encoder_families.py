@@ -111,13 +111,26 @@ class InternTower(TileTower):
         return super().output(features)
 
 
-class ShuffledTower(TileTower):
+class NormedTower(TileTower):
+    """A tower of which the model reads what is after the last norm."""
+
+    parameters = ()
+
+    def features(self, output: Any) -> torch.Tensor:
+        """After the norm."""
+        return output.last_hidden_state
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
+
+
+class ShuffledTower(NormedTower):
     """Idefics3 and SmolVLM: tiles and frames are rows of one call; what is read is after the last norm."""
 
     tower = "vision_model"
     backbone = "text_model"
     projector = "connector"
-    parameters = ()
     methods = ("get_image_features",)
 
     def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
@@ -147,14 +160,6 @@ class ShuffledTower(TileTower):
     def encode(self, forward: Any, media: Media) -> Any:
         """As of the base class."""
         return forward(media.rows, **media.extra)
-
-    def features(self, output: Any) -> torch.Tensor:
-        """After the norm."""
-        return output.last_hidden_state
-
-    def output(self, features: torch.Tensor) -> Any:
-        """As of the base class."""
-        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
 
 
 class PatchTower(TileTower):
@@ -340,11 +345,10 @@ class PictureTower(TileTower):
         return int(self.config.vision_config.patch_size)
 
 
-class SoundTower(TileTower):
+class SoundTower(NormedTower):
     """Qwen2-Audio: every window of sound is padded to one length."""
 
     tower = "audio_tower"
-    parameters = ()
     methods = ()
 
     def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
@@ -385,14 +389,6 @@ class SoundTower(TileTower):
 
     def _num_positions(self) -> int:
         return int(self.config.audio_config.max_source_positions)
-
-    def features(self, output: Any) -> torch.Tensor:
-        """After the norm."""
-        return output.last_hidden_state
-
-    def output(self, features: torch.Tensor) -> Any:
-        """As of the base class."""
-        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
 
 
 TOWERS: dict[str, type[TileTower]] = {

@@ -14,8 +14,8 @@ pub(super) fn backbone(config: &Value, text: &Section, may_have_experts: bool) -
 
 /// What all layers have in place of the MLP; `None` where all have the MLP.
 ///
-/// A token's shares of its experts are taken to be scaled to 1, as those of all published models are. Where they are not
-/// (`norm_topk_prob: false`), a token keeps some bytes less than is counted.
+/// The weights of a token's experts are taken to be scaled so that their sum is 1, as in all published models. In a model
+/// that does not scale them (`norm_topk_prob: false`), a token keeps some bytes less than is counted.
 ///
 /// A layer has experts if `mlp_only_layers` does not name it and its number, from 1, is a multiple of
 /// `decoder_sparse_step`.

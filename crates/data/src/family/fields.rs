@@ -7,6 +7,10 @@ use serde_json::Value;
 pub(super) const CONFIG: &str = "config.json";
 /// Name of the image processor's file in errors.
 pub(super) const PREPROCESSOR: &str = "preprocessor_config.json";
+/// Name of the video processor's file in errors.
+pub(super) const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
+/// The file in which newer processors keep all their fields.
+pub(super) const PROCESSOR: &str = "processor_config.json";
 /// The largest side we take, in pixels: every count then fits in 32 bits.
 pub(super) const SIDE_MAX: u32 = 1 << 15;
 
@@ -14,6 +18,16 @@ pub(super) const SIDE_MAX: u32 = 1 << 15;
 pub(super) struct Fields<'a> {
     pub(super) file: &'static str,
     pub(super) object: &'a Value,
+}
+
+/// The fields of the image processor: `preprocessor` itself, or those nested in a processor's own file.
+pub(super) fn image_fields(preprocessor: &Value) -> Fields<'_> {
+    Fields { file: PREPROCESSOR, object: preprocessor.get("image_processor").unwrap_or(preprocessor) }
+}
+
+/// The fields of the processor, if `preprocessor` is its own file, in which those of the image processor are nested.
+pub(super) fn processor_fields(preprocessor: &Value) -> Option<Fields<'_>> {
+    preprocessor.get("image_processor").map(|_| Fields { file: PROCESSOR, object: preprocessor })
 }
 
 impl Fields<'_> {

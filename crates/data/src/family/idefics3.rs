@@ -6,11 +6,11 @@
 //! image: <fake_token_around_image><row_1_col_1> features ... \n ... \n<fake_token_around_image><global-img> features ...
 //! ```
 //!
-//! An image that is no larger than a tile afterwards, or any where `do_image_splitting` is false, is one tile. SmolVLM
-//! reads videos too ([`super::smolvlm_video`]). The arithmetic, floats and their rounding included, is that of Hugging
-//! Face transformers 5.23.0: `Idefics3ImageProcessor`, `SmolVLMImageProcessor` and their processors.
+//! An image that is no larger than a tile afterwards is one tile. So is any image where `do_image_splitting` is false.
+//! SmolVLM reads videos too ([`super::smolvlm_video`]). The arithmetic is that of Hugging Face transformers 5.23.0, with its
+//! floats and their rounding: `Idefics3ImageProcessor`, `SmolVLMImageProcessor` and their processors.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR};
+use super::fields::{CONFIG, Fields, PROCESSOR, VIDEO_PREPROCESSOR, image_fields, processor_fields};
 use super::smolvlm_video::FrameRule;
 use super::{
     Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused,
@@ -23,10 +23,6 @@ use serde_json::Value;
 
 /// The family that reads images alone, and the one that reads videos too.
 const FAMILIES: [&str; 2] = ["idefics3", "smolvlm"];
-/// The file in which newer processors keep all their fields.
-const PROCESSOR: &str = "processor_config.json";
-/// Name of the video processor's file in errors.
-const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
 /// No image is enlarged beyond it, in pixels.
 const EDGE_MAX: u32 = 4096;
 /// Side of a tile where the image processor names none, in pixels, and tiles along the longest edge.
@@ -127,8 +123,8 @@ impl Idefics3 {
     /// The rule for a model's files: `config.json`, `preprocessor_config.json` (or a `processor_config.json` that holds
     /// the image processor's fields under `image_processor`), and those of the video processor.
     ///
-    /// Fields that are missing have the values transformers gives them. Without settings for videos those of images
-    /// serve, as in transformers.
+    /// Fields that are missing have the values transformers gives them. Where there are no settings for videos, those for
+    /// images are used, as in transformers.
     ///
     /// # Errors
     /// [`DataError::Config`] at the first field for which the processor and the model would disagree, or that this rule
@@ -164,9 +160,7 @@ impl Idefics3 {
             return Err(config.error("scale_factor", rule));
         }
         let tile_features = (side / scale) * (side / scale);
-        let inner = files.preprocessor.get("image_processor");
-        if inner.is_some() {
-            let processor = Fields { file: PROCESSOR, object: &files.preprocessor };
+        if let Some(processor) = processor_fields(&files.preprocessor) {
             let field = "image_seq_len";
             let found = processor.get(field).map_or(Some(169), Value::as_u64);
             if found != Some(u64::from(tile_features)) {
@@ -174,7 +168,7 @@ impl Idefics3 {
                 return Err(processor.error(field, rule));
             }
         }
-        let preprocessor = Fields { file: PREPROCESSOR, object: inner.unwrap_or(&files.preprocessor) };
+        let preprocessor = image_fields(&files.preprocessor);
         let of_videos = [
             files.preprocessor.get("video_processor").map(|object| Fields { file: PROCESSOR, object }),
             Some(Fields { file: VIDEO_PREPROCESSOR, object: &files.video_preprocessor }),

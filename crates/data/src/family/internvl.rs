@@ -11,7 +11,7 @@
 //! `InternVLProcessor`, which has `GotOcr2ImageProcessor` crop every image whatever `crop_to_patches` of
 //! `preprocessor_config.json` says, and `InternVLVideoProcessor`.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR, side};
+use super::fields::{CONFIG, Fields, image_fields, processor_fields, side};
 use super::internvl_video::{FAMILY, FrameRule};
 use super::{
     Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, unread,
@@ -21,8 +21,6 @@ use crate::media::MediaKind;
 use dflop_types::{EncoderParts, EncoderSegments};
 use serde_json::Value;
 
-/// The file in which newer processors keep all their fields.
-const PROCESSOR: &str = "processor_config.json";
 /// Tiles of a grid that we take at most; transformers has 12 where nothing says otherwise.
 const TILES_MAX: u32 = 4096;
 /// Side of a tile where the image processor has no `size`, in pixels.
@@ -134,12 +132,11 @@ impl InternVl {
         let tile_side = image_size / patch_size;
         let tile_features = downsampled(&config, tile_side)?;
 
-        let inner = preprocessor_json.get("image_processor");
         seq_length_must_be(&config, tile_features, tile_features)?;
-        if inner.is_some() {
-            seq_length_must_be(&Fields { file: PROCESSOR, object: preprocessor_json }, tile_features, 256)?;
+        if let Some(processor) = processor_fields(preprocessor_json) {
+            seq_length_must_be(&processor, tile_features, 256)?;
         }
-        let preprocessor = Fields { file: PREPROCESSOR, object: inner.unwrap_or(preprocessor_json) };
+        let preprocessor = image_fields(preprocessor_json);
         let grids = grids(&preprocessor, image_size)?;
         // In the order in which transformers looks for them.
         let videos = [preprocessor_json.get("video_processor"), Some(video_preprocessor_json)];

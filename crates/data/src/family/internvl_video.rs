@@ -11,7 +11,7 @@
 //! than some ten thousand frames of which hundreds are read, a position may be next to that of torch; their number
 //! never differs.
 
-use super::fields::Fields;
+use super::fields::{Fields, VIDEO_PREPROCESSOR};
 use super::{Clip, VideoSampling, refused};
 use crate::DataError;
 use serde_json::Value;
@@ -19,8 +19,6 @@ use serde_json::Value;
 /// The `model_type` of the models whose videos these rules cut.
 pub(super) const FAMILY: &str = "internvl";
 
-/// Name of the video processor's file in errors.
-const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
 /// Frames read of one video that we take at most: a file may claim any number, and each costs a tile.
 const FRAMES_MAX: u64 = super::FRAMES_MAX as u64;
 /// Side of a frame where the video processor has no `size`, in pixels.

@@ -13,7 +13,7 @@
 //! The arithmetic is that of Hugging Face transformers 5.23.0 (`LlavaNextProcessor`, `LlavaNextModel`).
 
 use super::anyres::{Pinpoints, unpadded};
-use super::fields::{CONFIG, Fields, PREPROCESSOR};
+use super::fields::{CONFIG, Fields, image_fields, processor_fields};
 use super::{
     Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, unread,
 };
@@ -23,8 +23,6 @@ use dflop_types::EncoderSegments;
 use serde_json::Value;
 
 const FAMILY: &str = "llava_next";
-/// The file in which newer processors keep all their fields.
-const PROCESSOR: &str = "processor_config.json";
 /// Pinpoints where nothing says otherwise, as (height, width) in pixels.
 const DEFAULT_PINPOINTS: [(u32, u32); 5] = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)];
 /// Side of a tile where neither `size` nor `crop_size` of the image processor says otherwise.
@@ -115,11 +113,10 @@ impl LlavaNext {
         let (image_size, patch_size) = encoder_sides(&config)?;
         let has_cls = encoder_has_cls(&config)?;
 
-        let inner = preprocessor_json.get("image_processor");
-        if inner.is_some() {
-            agree(&Fields { file: PROCESSOR, object: preprocessor_json }, patch_size, has_cls)?;
+        if let Some(processor) = processor_fields(preprocessor_json) {
+            agree(&processor, patch_size, has_cls)?;
         }
-        let preprocessor = Fields { file: PREPROCESSOR, object: inner.unwrap_or(preprocessor_json) };
+        let preprocessor = image_fields(preprocessor_json);
         preprocessor.must_be(
             "image_processor_type",
             &["LlavaNextImageProcessor", "LlavaNextImageProcessorFast", "LlavaNextImageProcessorPil"],

@@ -6,10 +6,10 @@
 //! LLM: merge x merge patches a feature; a row of features ends with [IMG_BREAK], the last one with [IMG_END]
 //! ```
 //!
-//! The arithmetic, floats and their rounding included, is that of Hugging Face transformers 5.23.0: `PixtralProcessor`,
-//! which has `PixtralImageProcessor` round to patch times merge whatever `patch_size` of its own file says.
+//! The arithmetic is that of Hugging Face transformers 5.23.0, with its floats and their rounding: `PixtralProcessor`. It
+//! has `PixtralImageProcessor` round to patch times merge, whatever `patch_size` of that processor's own file says.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR};
+use super::fields::{CONFIG, Fields, SIDE_MAX, image_fields, processor_fields};
 use super::{
     Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused,
     unread,
@@ -19,8 +19,6 @@ use crate::media::MediaKind;
 use dflop_types::EncoderSegments;
 
 const FAMILY: &str = "mistral3";
-/// The file in which newer processors keep all their fields.
-const PROCESSOR: &str = "processor_config.json";
 /// Pixels that no side is above, where the image processor names none.
 const DEFAULT_EDGE: u32 = 1024;
 /// What ends a row of features, and the last row.
@@ -125,20 +123,18 @@ impl Mistral3 {
         let config = Fields { file: CONFIG, object: &files.config };
         config.must_be("model_type", &[FAMILY], false)?;
         config.must_be("vision_config.model_type", &["pixtral"], true)?;
-        // No vision configuration is that of Mistral Small; one without a patch has its class's.
+        // A file without a vision configuration means that of Mistral Small. One that names no patch has the class's.
         let default = if config.get("vision_config").is_none() { 14 } else { 16 };
         let patch = config.side("vision_config.patch_size")?.unwrap_or(default);
         let merge = config.side("spatial_merge_size")?.unwrap_or(2);
-        let inner = files.preprocessor.get("image_processor");
-        if inner.is_some() {
-            let processor = Fields { file: PROCESSOR, object: &files.preprocessor };
+        if let Some(processor) = processor_fields(&files.preprocessor) {
             for (field, default, model) in [("patch_size", 16, patch), ("spatial_merge_size", 1, merge)] {
                 if processor.side(field)?.unwrap_or(default) != model {
                     return Err(processor.error(field, format!("must be {model}, as the model has it")));
                 }
             }
         }
-        let preprocessor = Fields { file: PREPROCESSOR, object: inner.unwrap_or(&files.preprocessor) };
+        let preprocessor = image_fields(&files.preprocessor);
         preprocessor.must_be(
             "image_processor_type",
             &["PixtralImageProcessor", "PixtralImageProcessorFast", "PixtralImageProcessorPil"],
@@ -154,10 +150,9 @@ impl Mistral3 {
             return Err(preprocessor.error(field, "pictures are scaled by their longest edge".to_owned()));
         }
         let longest_edge = preprocessor.side(field)?.unwrap_or(DEFAULT_EDGE);
-        if patch.saturating_mul(merge) > 1 << 15 {
-            return Err(
-                config.error("spatial_merge_size", "a feature must be at most 32768 pixels wide".to_owned())
-            );
+        if patch.saturating_mul(merge) > SIDE_MAX {
+            let rule = format!("a feature must be at most {SIDE_MAX} pixels wide");
+            return Err(config.error("spatial_merge_size", rule));
         }
         Ok(Self { patch, merge, longest_edge })
     }

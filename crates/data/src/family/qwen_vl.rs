@@ -1,6 +1,6 @@
 //! What the Qwen-VL families share: one image processor, the files that settings come from, the marks of media.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR};
+use super::fields::{CONFIG, Fields, PREPROCESSOR, VIDEO_PREPROCESSOR, image_fields};
 use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
 use super::video_settings::VideoSettings;
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Size, Sound, VideoSampling, unread};
@@ -8,8 +8,6 @@ use crate::DataError;
 use crate::media::MediaKind;
 use std::fmt::Debug;
 
-/// Name of the video processor's own file in errors.
-const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
 /// Back ends of the image processor.
 const IMAGE_PROCESSORS: [&str; 3] =
     ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"];
@@ -54,7 +52,7 @@ impl Settings {
         let families = generation.families;
         config.must_be("model_type", &families, false)?;
         let family = if files.config["model_type"] == families[0] { families[0] } else { families[1] };
-        let (image, video) = (image_fields(files), video_fields(files));
+        let (image, video) = (image_fields(&files.preprocessor), video_fields(files));
         must_be_of(&image, "image_processor_type", &IMAGE_PROCESSORS)?;
         must_be_of(&video, "video_processor_type", &[generation.video_processor])?;
         let model = Patches::of_model(&config, generation.patches)?;
@@ -85,12 +83,6 @@ impl Settings {
     }
 }
 
-/// The fields of the image processor.
-fn image_fields(files: &FamilyFiles) -> Fields<'_> {
-    let object = files.preprocessor.get("image_processor").unwrap_or(&files.preprocessor);
-    Fields { file: PREPROCESSOR, object }
-}
-
 /// The fields of the video processor, found as transformers finds them: those nested in the processor's own file, then
 /// `video_preprocessor_config.json`, then the image processor's.
 fn video_fields(files: &FamilyFiles) -> Fields<'_> {
@@ -100,7 +92,7 @@ fn video_fields(files: &FamilyFiles) -> Fields<'_> {
     if files.video_preprocessor.as_object().is_some_and(|fields| !fields.is_empty()) {
         return Fields { file: VIDEO_PREPROCESSOR, object: &files.video_preprocessor };
     }
-    image_fields(files)
+    image_fields(&files.preprocessor)
 }
 
 /// Refuses processors of a kind that is not among `known`, and such as do not resize.

@@ -98,9 +98,13 @@ fn promote(
         .filter_map(|(candidate, verdict)| Some((verdict.as_ref().ok()?.makespan_ns(), *candidate)));
     let Some(shortest) = shortest.min() else { return Ok(None) };
     let best = Candidate::from(&best);
-    // The mean over all batches, `best_ns`, would not do: those tried have the first alone.
-    let first = first_answer(input, &best.scheduler(input, models)?, 0, &batches[0])?;
-    let first_ns = first.map_or(u64::MAX, |judged| judged.makespan_ns());
+    // Of a pipeline, which was not tried. The mean over all batches, `best_ns`, would not do: those tried have the first alone.
+    let first_ns = if best.layout.is_colocated() {
+        None
+    } else {
+        let first = first_answer(input, &best.scheduler(input, models)?, 0, &batches[0])?;
+        Some(first.map_or(u64::MAX, |judged| judged.makespan_ns()))
+    };
     let Some(front) = promoted(best, first_ns, shortest) else { return Ok(None) };
     let first = searched.remove(&front);
     if let Ok(judged) = searched_whole(input, models, &front, batches, first)? {
@@ -111,14 +115,14 @@ fn promote(
     Ok(None)
 }
 
-/// The candidate that the whole search puts in front of the best plan by first answers, which takes `best_ns` for the first
-/// batch: of those tried, the one with the shortest step there, `shortest_ns`. A best plan that is colocated was tried too; a pipeline was not, as the
-/// search improves it little.
+/// The candidate that the whole search puts in front of the best plan by first answers: of those tried, the one with the
+/// shortest step on the first batch, `shortest_ns`. A colocated best plan was tried too: `untried_ns` is `None`. A pipeline
+/// was not, as the search improves it little: `untried_ns` is the first answer for it.
 pub(super) fn promoted(
     best: Candidate,
-    best_ns: u64,
+    untried_ns: Option<u64>,
     (shortest_ns, shortest): (u64, Candidate),
 ) -> Option<Candidate> {
-    let is_in_front = if best.layout.is_colocated() { shortest != best } else { shortest_ns < best_ns };
+    let is_in_front = untried_ns.map_or(shortest != best, |best_ns| shortest_ns < best_ns);
     is_in_front.then_some(shortest)
 }

@@ -41,10 +41,10 @@ fn a_colocated_layout_is_put_in_front_of_a_pipeline() {
     let pipeline = contender(1, Recomputation::NONE, 0, false).candidate;
     let layout = Layout::colocated(8, dflop_types::Zero::Parameters);
     let colocated = Candidate { layout, ..pipeline };
-    assert_eq!(promoted(pipeline, 1_588, (1_356, colocated)), Some(colocated));
-    assert_eq!(promoted(pipeline, 1_588, (1_590, colocated)), None);
+    assert_eq!(promoted(pipeline, Some(1_588), (1_356, colocated)), Some(colocated));
+    assert_eq!(promoted(pipeline, Some(1_588), (1_590, colocated)), None);
     // Of colocated layouts each is tried: the best may be the best again.
-    assert_eq!(promoted(colocated, 1_597, (1_356, colocated)), None);
+    assert_eq!(promoted(colocated, None, (1_356, colocated)), None);
     let other = Candidate { num_microbatches: 8, ..colocated };
-    assert_eq!(promoted(colocated, 1_597, (1_356, other)), Some(other));
+    assert_eq!(promoted(colocated, None, (1_356, other)), Some(other));
 }

@@ -9,21 +9,17 @@ Shape letters: N tiles, V and D widths of encoder and backbone. Only the layers 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dflop.models.families.idefics3 import Idefics3
 from dflop.profiling.families.backbone import backbone_pieces
-from dflop.profiling.families.source import Source
+from dflop.profiling.families.source import Source, set_hidden_layers
 from dflop.profiling.families.tiles import Modules, TileEncoder, project_by, tile_pieces
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dflop.profiling.pieces import Piece
-
-
-def _set_layers(vision: Any, count: int) -> None:
-    vision.num_hidden_layers = count
 
 
 def pieces_of(family: Idefics3) -> list[Piece]:
@@ -35,7 +31,7 @@ def pieces_of(family: Idefics3) -> list[Piece]:
     Returns:
         Six pieces.
     """
-    source = Source(family.model_dir, family.config_class, family.model_class, _set_layers)
+    source = Source(family.model_dir, family.config_class, family.model_class, set_hidden_layers)
     vision = source.encoder
     encoder = TileEncoder(
         num_layers=vision.num_hidden_layers,

@@ -10,23 +10,19 @@ backbone. Only the layers are cut by tensor parallelism.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from dflop.models.families.internvl import InternVl
 from dflop.profiling.families.backbone import backbone_pieces
-from dflop.profiling.families.source import Source
+from dflop.profiling.families.source import Source, set_hidden_layers
 from dflop.profiling.families.tiles import Modules, TileEncoder, project_by, tile_pieces
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dflop.profiling.pieces import Piece
-
-
-def _set_layers(vision: Any, count: int) -> None:
-    vision.num_hidden_layers = count
 
 
 def pieces(model_dir: Path) -> list[Piece]:
@@ -43,7 +39,7 @@ def pieces(model_dir: Path) -> list[Piece]:
     """
     # The adapter of training checks the configuration.
     family = InternVl(model_dir)
-    source = Source(model_dir, InternVLConfig, InternVLForConditionalGeneration, _set_layers)
+    source = Source(model_dir, InternVLConfig, InternVLForConditionalGeneration, set_hidden_layers)
     vision = source.encoder
     height, width = vision.image_size
     tile_tokens = (height // vision.patch_size[0]) * (width // vision.patch_size[1]) + 1

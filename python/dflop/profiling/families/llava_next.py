@@ -19,7 +19,7 @@ from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
 from dflop.models.families.llava_next import LlavaNext
 from dflop.models.towers import inner_tower
 from dflop.profiling.families.backbone import backbone_pieces
-from dflop.profiling.families.source import Source
+from dflop.profiling.families.source import Source, set_hidden_layers
 from dflop.profiling.families.tiles import Modules, TileEncoder, project_by, tile_pieces
 
 if TYPE_CHECKING:
@@ -43,10 +43,6 @@ class _Embedding(Modules):
             self.unread = nn.ModuleList([layer(family.vision) for _ in range(unread)])
 
 
-def _set_layers(vision: Any, count: int) -> None:
-    vision.num_hidden_layers = count
-
-
 def pieces(model_dir: Path) -> list[Piece]:
     """The pieces of a LLaVA-NeXT model.
 
@@ -61,7 +57,7 @@ def pieces(model_dir: Path) -> list[Piece]:
     """
     # The adapter of training checks the configuration.
     family = LlavaNext(model_dir)
-    source = Source(model_dir, LlavaNextConfig, LlavaNextForConditionalGeneration, _set_layers)
+    source = Source(model_dir, LlavaNextConfig, LlavaNextForConditionalGeneration, set_hidden_layers)
     vision = source.encoder
     side: int = vision.image_size
     tile_tokens = (side // vision.patch_size) ** 2 + 1

@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dflop.models.encoder import modules_of
 from dflop.models.families.mistral3 import Mistral3, bounds_of, embed, run_layer
 from dflop.models.packing import PACKED
 from dflop.models.tensor import cut_layer
 from dflop.profiling.families.backbone import backbone_pieces
-from dflop.profiling.families.source import Fed, ModelPiece, Source, layers_at_once, random_states
+from dflop.profiling.families.source import (
+    Fed,
+    ModelPiece,
+    Source,
+    layers_at_once,
+    random_states,
+    set_hidden_layers,
+)
+from dflop.profiling.families.tiles import Modules
 from dflop.profiling.pieces import AttentionKind
 
 if TYPE_CHECKING:
@@ -61,22 +68,6 @@ class _Layers(nn.Module):
         return hidden_TV
 
 
-class _Projector(nn.Module):
-    """Norm, merge and MLP, as training runs them."""
-
-    def __init__(self, whole: Any, family: Mistral3) -> None:
-        super().__init__()
-        self.model, self.project = modules_of(whole.model, ("multi_modal_projector",)), family.project
-
-    def forward(self, hidden_TV: torch.Tensor, pictures: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Features of all pictures: features_ED."""
-        return self.project(self.model, hidden_TV, pictures)
-
-
-def _set_layers(vision: Any, count: int) -> None:
-    vision.num_hidden_layers = count
-
-
 def pieces(model_dir: Path) -> list[Piece]:
     """The pieces of a Mistral3 model.
 
@@ -91,7 +82,7 @@ def pieces(model_dir: Path) -> list[Piece]:
     """
     # The adapter of training checks the configuration, and gives the geometry.
     family = Mistral3(model_dir)
-    source = Source(model_dir, family.config_class, family.model_class, _set_layers, PACKED)
+    source = Source(model_dir, family.config_class, family.model_class, set_hidden_layers, PACKED)
     vision, plan, cell = source.encoder, family.encoder_plan(), family.geometry.feature_patches
 
     def tower_of(whole: Any) -> Any:
@@ -146,7 +137,12 @@ def pieces(model_dir: Path) -> list[Piece]:
             size_unit=cell,
         ),
         ModelPiece(
-            "projector", 1, source, lambda whole, _: _Projector(whole, family), feed_projector, size_unit=cell
+            "projector",
+            1,
+            source,
+            lambda whole, _: Modules(whole, ("multi_modal_projector",), family.project),
+            feed_projector,
+            size_unit=cell,
         ),
     ]
     return [*encoder, *backbone_pieces(source)]

@@ -40,6 +40,16 @@ _SEED = 0
 _BLOCK_VALUES = 1_000_003
 
 
+def set_hidden_layers(encoder: Any, count: int) -> None:
+    """Sets the number of layers, where it has its usual name.
+
+    Args:
+        encoder: configuration of the encoder.
+        count: layers.
+    """
+    encoder.num_hidden_layers = count
+
+
 class Source:
     """The configuration of a model and the way to its modules."""
 

@@ -33,23 +33,22 @@ if TYPE_CHECKING:
 class Modules(nn.Module):
     """Modules of the model under their names, run by a function of training."""
 
-    def __init__(
-        self, whole: Any, names: Sequence[str], run: Callable[[Any, torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, whole: Any, names: Sequence[str], run: Callable[..., torch.Tensor]) -> None:
         super().__init__()
         self.model = modules_of(whole.model, names)
         self.run = run
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, *more: Any) -> torch.Tensor:
         """Gives the inputs to `run`.
 
         Args:
             inputs: tiles or windows, or hidden_NPV.
+            *more: what else `run` takes.
 
         Returns:
             hidden_NPV, or features_ED.
         """
-        return self.run(self.model, inputs)
+        return self.run(self.model, inputs, *more)
 
 
 def project_by(family: TileFamily) -> Callable[[Any, torch.Tensor], torch.Tensor]:
