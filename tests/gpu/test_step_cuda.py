@@ -6,6 +6,7 @@ NCCL refuses two ranks of one host on one GPU, and they talk over the loopback i
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import multiprocessing
 import os
@@ -42,6 +43,8 @@ TIMEOUT_S = 120.0
 
 def play(index, kind, plan_path, model_dir, store, llm, encoder_dp, is_shared, answer):
     """One rank: two steps, the second with all connections and kernels there."""
+    # Where a rank hangs, its error output says where.
+    faulthandler.dump_traceback_later(0.75 * TIMEOUT_S)
     try:
         os.environ["LOCAL_RANK"] = str(index)
         if is_shared:
