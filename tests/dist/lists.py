@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from dflop.runtime.actions import ActionLists
+
 
 def random_lists(plan, num_microbatches, seed, split_ratio=0.5, whole_ranks=()):
     """Lists of all ranks, as in `0F3`: some order in which one rank after the other does what it can.
@@ -68,3 +70,12 @@ def late_weights(plan, num_microbatches):
         ]
         for stage in (plan.coordinates(rank)[2] for rank in range(plan.num_ranks))
     ]
+
+
+def open_early(monkeypatch):
+    """Has receives opened as far ahead as may be, whatever the ranks that send have still to wait for."""
+
+    def of_all(lists, schedule):
+        return [0] * len(lists._checked(schedule, lists._mesh.rank, schedule.num_microbatches))
+
+    monkeypatch.setattr(ActionLists, "_openings", of_all)

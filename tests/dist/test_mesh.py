@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from lists import open_early
 from ranks import results, run_ranks
 from toy_run import CPU, RankParts, make_schedule, warm_model_dir, write_plan
 
@@ -88,8 +89,9 @@ def test_all_that_a_step_needs_is_connected_before(layout, model_dir, tmp_path):
     assert sum(loss for loss, _ in found) > 0.0
 
 
-def test_without_it_the_first_step_hangs(model_dir, tmp_path):
-    """That the meetings of this file are what they say: both ranks open a receive that the other cannot serve."""
+def test_without_it_the_first_step_hangs(model_dir, tmp_path, monkeypatch):
+    """That the meetings of this file are what they say: both ranks open a receive that the other cannot serve yet."""
+    open_early(monkeypatch)
     plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 4)
     schedule = make_schedule(LLM[1], 1)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from demo_run import python, write_demo
-from lists import random_lists
+from lists import open_early, random_lists
 from toy_run import make_schedule, write_colocated, write_plan
 from virtual_ranks import HangError, VirtualRanks
 
+from dflop import ScheduleError
 from dflop._native import GlobalBatches, StepScheduler
 
 NUM_SAMPLES, BATCH, MICROBATCHES = 200, 16, 4
@@ -90,6 +91,12 @@ def test_a_hang_is_seen(tmp_path, monkeypatch):
     right = make_schedule(llm, 1, actions=[["0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1F1", "1B1"]])
     VirtualRanks(plan, monkeypatch).step(right)
     wrong = make_schedule(llm, 1, actions=[["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]])
+    with pytest.raises(
+        ScheduleError, match="rank 0 waits at `0B0` for `1B0` of rank 1, which waits at `1F1`"
+    ):
+        VirtualRanks(plan, monkeypatch).step(wrong)
+    # So lists are refused before they run.
+    open_early(monkeypatch)
     with pytest.raises(HangError, match="rank 0 waits for rank 1; rank 1 waits for rank 0"):
         VirtualRanks(plan, monkeypatch).step(wrong)
 

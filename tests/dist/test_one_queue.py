@@ -1,7 +1,11 @@
 """Lists over groups with the ways of NCCL: messages without tags, one after the other, each until both are there.
 
 `nccl-lazy`, and `nccl` before torch 2.15, have such a queue for two ranks of a group; `nccl` of 2.15 has one for
-all of a group. The executor opens receives ahead: with the latter a send waits behind them.
+all of a group. The executor opens receives ahead: with the latter a send waits behind them. So it opens none that
+waits for what this rank has still to send (`Plan.openings`).
+
+A GPU that loads a kernel, or gives memory back, first waits for all messages under way. Here it does so before
+every action (`waits`).
 """
 
 from __future__ import annotations
@@ -9,13 +13,14 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import tiny_llava
 import torch
 import torch.distributed as dist
-from lists import random_lists
+from lists import open_early, random_lists
 from ranks import results, run_ranks
 from toy_run import (
     RankParts,
@@ -27,9 +32,10 @@ from toy_run import (
 )
 
 from dflop.runtime import messages
-from dflop.runtime.failure import RankError
 
 LLM = [[[5]], [[7, 1, 4]], [[0]], [[3, 6, 2]]]
+WIDE = [[[5], []], [[7, 1], [4]], [[], [0]], [[3, 6], [2]]]
+"""The same on two replicas."""
 THERE, TAKEN = 1, 2
 """Tags of gloo, none of which tells one message from another."""
 
@@ -58,7 +64,7 @@ class Queues:
     """`isend` and `irecv` of gloo as NCCL has them."""
 
     def __init__(self, is_of_pair):
-        self.is_of_pair, self.queues = is_of_pair, {}
+        self.is_of_pair, self.queues, self.under_way = is_of_pair, {}, []
 
     def put(self, group, peer, run):
         key = (group.group_name, peer) if self.is_of_pair else group.group_name
@@ -67,7 +73,13 @@ class Queues:
             threading.Thread(target=self.serve, args=[self.queues[key]], daemon=True).start()
         work = Work(run)
         self.queues[key].put(work)
+        self.under_way.append(work)
         return work
+
+    def wait(self, timeout):
+        """Until everything is done that was begun, sends too."""
+        while self.under_way:
+            self.under_way.pop().wait(timeout)
 
     def serve(self, waiting):
         while True:
@@ -99,7 +111,17 @@ class Queues:
         return self.put(group, peer, run)
 
 
-def parts_of(plan, model_dir, directory, rank, is_of_pair, timeout_s=100.0, *, has_ways=True):
+def waiting(call, queues, timeout):
+    """`call`, once nothing is under way."""
+
+    def run(*arguments, **options):
+        queues.wait(timeout)
+        return call(*arguments, **options)
+
+    return run
+
+
+def parts_of(plan, model_dir, directory, rank, is_of_pair, timeout_s=100.0, *, has_ways=True, waits=False):
     """A rank whose messages go through queues; without ways apart, those of a kind share a group."""
     parts = RankParts(plan, model_dir, directory / "store", rank, timeout_s)
     ways = [dist.new_group() for _ in range(4)]
@@ -108,6 +130,9 @@ def parts_of(plan, model_dir, directory, rank, is_of_pair, timeout_s=100.0, *, h
     queues = Queues(is_of_pair)
     messages.dist = SimpleNamespace(isend=queues.isend, irecv=queues.irecv)
     parts.executor._messages._mesh = mesh
+    for stage in parts.executor._stages.values() if waits else ():
+        for name in ("forward", "backward"):
+            setattr(stage, name, waiting(getattr(stage, name), queues, timedelta(seconds=timeout_s)))
     return parts
 
 
@@ -157,19 +182,34 @@ def test_lists_of_chunks_end_with_them(pp, seed, tmp_path):
     assert losses(plan, schedule, model_dir, tmp_path) == pytest.approx(plain, rel=1e-6)
 
 
-def test_one_queue_for_all_ranks_hangs(model_dir, tmp_path):
-    """That the queues of this file are what they say: the middle rank's receive stands before its send."""
+@pytest.mark.parametrize("seed", [None, 1])
+def test_lists_end_with_a_queue_for_all_ranks(seed, model_dir, tmp_path):
+    """A receive stands before a send only if it waits for nothing that this rank has still to do."""
     plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(LLM))
-    schedule = make_schedule(LLM, 1, actions=in_turn(3))
+    lists = in_turn(3) if seed is None else random_lists(plan, len(LLM), seed)
+    schedule = make_schedule(LLM, 1, actions=lists)
+    plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
+    assert losses(plan, schedule, model_dir, tmp_path, False) == pytest.approx(plain, rel=1e-6)
+
+
+def check_hangs(plan, schedule, model_dir, tmp_path, is_of_pair, **more):
+    """Each rank gives up, or its device stands still."""
 
     def rank(index):
-        parts = parts_of(plan, model_dir, tmp_path, index, False, 5.0)
-        with pytest.raises(RankError, match="it stopped or is too slow"):
+        parts = parts_of(plan, model_dir, tmp_path, index, is_of_pair, 5.0, **more)
+        with pytest.raises(RuntimeError, match="the queue stands still|it stopped or is too slow"):
             parts.step(schedule)
         # Those that wait for this one give up by themselves.
         threading.Event().wait(5.0)
 
     results(run_ranks(plan.num_ranks, rank, tmp_path))
+
+
+def test_receives_opened_too_early_hang_with_it(model_dir, tmp_path, monkeypatch):
+    """That the queues of this file are what they say: the middle rank's receive stands before its send."""
+    open_early(monkeypatch)
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(LLM))
+    check_hangs(plan, make_schedule(LLM, 1, actions=in_turn(3)), model_dir, tmp_path, False)
 
 
 @pytest.mark.parametrize("has_ways", [True, False])
@@ -185,10 +225,38 @@ def test_ranks_that_encode_for_each_other(has_ways, model_dir, tmp_path):
         assert losses(plan, schedule, model_dir, tmp_path) == pytest.approx(plain, rel=1e-6)
         return
 
-    def rank(index):
-        parts = parts_of(plan, model_dir, tmp_path, index, True, 5.0, has_ways=False)
-        with pytest.raises(RankError, match="it stopped or is too slow"):
-            parts.step(schedule)
-        threading.Event().wait(5.0)
+    check_hangs(plan, schedule, model_dir, tmp_path, True, has_ways=False)
 
-    results(run_ranks(plan.num_ranks, rank, tmp_path))
+
+@pytest.mark.parametrize(
+    ("sizes", "order", "seed"),
+    [
+        ((1, 1, 2), "1f1b", None),
+        ((2, 2, 2), "1f1b", None),
+        ((1, 2, 3), "gpipe", None),
+        ((2, 1, 2), "1f1b", 3),
+    ],
+)
+def test_lists_end_where_each_action_waits_for_all_messages(sizes, order, seed, model_dir, tmp_path):
+    plan = write_plan(tmp_path / "plan.json", *sizes, len(WIDE), order)
+    llm = WIDE if sizes[1] == 2 else [[a + b] for a, b in WIDE]
+    lists = () if seed is None else random_lists(plan, len(llm), seed)
+    schedule = make_schedule(llm, sizes[0], actions=lists)
+    plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
+    assert losses(plan, schedule, model_dir, tmp_path, waits=True) == pytest.approx(plain, rel=1e-6)
+
+
+def test_chunks_end_where_each_action_waits_for_all_messages(tmp_path):
+    warm_model_dir(tmp_path / "warm")
+    model_dir = tiny_llava.write_model_dir(tmp_path / "model", num_hidden_layers=6)
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(LLM), llm_interleave=2)
+    schedule = make_schedule(LLM, 1)
+    plain = expected(schedule, model_dir, tmp_path)
+    assert losses(plan, schedule, model_dir, tmp_path, waits=True) == pytest.approx(plain, rel=1e-6)
+
+
+def test_receives_opened_too_early_hang_there(model_dir, tmp_path, monkeypatch):
+    """That this file's waiting is what it says: an encoder waits for the gradient of what it has still to send."""
+    open_early(monkeypatch)
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(LLM))
+    check_hangs(plan, make_schedule(LLM, 1), model_dir, tmp_path, True, waits=True)

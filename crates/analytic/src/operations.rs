@@ -269,9 +269,12 @@ impl Operation {
                     Phase::Forward => 5 * rows,
                     Phase::Input => 3 * rows,
                     // The gradient is a whole table of zeros first, added to that of the microbatches before.
-                    Phase::Weight => 4 * table + 2 * rows,
+                    Phase::Weight => table + 2 * rows,
                 };
-                Work { flops: 0, bytes: u128::from(moved) * u128::from(width * size), kernels: 3 }
+                let moved = u128::from(moved) * u128::from(width * size);
+                let summed =
+                    if phase == Phase::Weight { u128::from(table * width) * summed_bytes(size) } else { 0 };
+                Work { flops: 0, bytes: moved + summed, kernels: 3 }
             }
             Kind::Loss(classes) => {
                 // Logits to float32, their logarithmic softmax, its sum; back through both.
@@ -428,6 +431,12 @@ impl Operation {
     }
 }
 
+/// Bytes moved where the gradient of one weight, of `size` bytes, joins the sum over microbatches: it is read, and the sum, which
+/// is in float32, is read and written.
+const fn summed_bytes(size: u64) -> u128 {
+    (size + 2 * 4) as u128
+}
+
 impl Product {
     /// Whether the gradient of its weights waits from I to W.
     pub(super) const fn waits(&self) -> bool {
@@ -453,7 +462,7 @@ impl Product {
     pub(super) fn summed_bytes(&self, phase: Phase, size: u64) -> u128 {
         // Of experts that no row goes to, too: the gradient is one tensor of all of them.
         let weights = u128::from(self.num_experts * self.inputs) * u128::from(self.outputs);
-        if phase == Phase::Weight { 3 * weights * u128::from(size) } else { 0 }
+        if phase == Phase::Weight { weights * summed_bytes(size) } else { 0 }
     }
 
     /// Matrices that rows go through, at most.

@@ -206,6 +206,13 @@ impl Plan {
         let list = list.unwrap_or_default();
         Ok(list.iter().map(Action::from).collect())
     }
+
+    fn openings(&self, py: Python<'_>, schedule: &Schedule, rank: u32) -> PyResult<Vec<u32>> {
+        self.coordinates(rank)?;
+        let best = &self.0.best;
+        py.detach(|| dflop_step::openings(&best.layout, best.pipeline_order, &schedule.0, Rank(rank)))
+            .map_err(map(Kind::Schedule))
+    }
 }
 
 impl Plan {

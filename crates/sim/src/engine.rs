@@ -335,6 +335,43 @@ impl Graph {
         is_over && feeds.exchanges.get(order[microbatch] as usize).is_some_and(|&is_exchanged| is_exchanged)
     }
 
+    /// For each action of `rank`, in the order of its list: how many of the rank's actions start before the last of the actions
+    /// on other ranks that give its inputs, by the pass that `clock` holds; of two that start together, the one of the lower
+    /// rank is the first. 0 if it takes nothing from other ranks. Where all ranks start together, all actions before it.
+    pub(crate) fn openings(&self, rank: u32, times: &Times, clock: &Clock) -> Vec<u32> {
+        let (m, width) = (self.lists.num_microbatches, self.lists.width);
+        let turn = |slot: usize| {
+            let start_ns = clock.end_ns[slot] - times.durations_ns[slot];
+            (start_ns, self.rows[slot / width].rank)
+        };
+        let own: Vec<(u64, u32)> =
+            self.lists.of(rank as usize).iter().map(|&slot| turn(slot as usize)).collect();
+        let mut openings = Vec::with_capacity(own.len());
+        for node in self.sequence.iter().filter(|node| node.rank == rank) {
+            let local = node.slot as usize % width;
+            let given = match node.source {
+                MEETING => {
+                    openings.push(openings.len() as u32);
+                    continue;
+                }
+                NOTHING => None,
+                BOUNDARY => {
+                    let (rows, microbatch) = if local < m {
+                        (&times.feeds.forward, local)
+                    } else {
+                        (&times.feeds.backward, local - m)
+                    };
+                    let rows = rows.row(times.order[microbatch] as usize, node.detail).iter();
+                    rows.map(|&row| turn(row as usize * width + local)).max()
+                }
+                input => Some(turn(input as usize)),
+            };
+            let opening = given.map_or(0, |given| own.partition_point(|&own| own < given));
+            openings.push(opening as u32);
+        }
+        openings
+    }
+
     /// `[position][rank]`: how many actions of each rank come before each of `positions` in the topological order.
     pub(crate) fn actions_before(&self, positions: &[usize]) -> Vec<u32> {
         let num_ranks = self.num_ranks();

@@ -226,6 +226,24 @@ impl Simulator {
         self.end_ns(true)
     }
 
+    /// For each action of `rank`, in the order of its list: how many of the rank's own actions start before what gives its
+    /// inputs on other ranks; 0 if it takes none from there. Of two that start together, the one of the lower rank is the first.
+    /// Every action must take time.
+    ///
+    /// If every rank opens each receive only after so many of its actions, then the ranks never wait in a circle, even if
+    /// each action waited for all receives that are open. For all of those wait for actions that are before it.
+    /// *Complexity*: O(actions + boundary edges).
+    pub fn openings(&mut self, rank: Rank) -> Vec<u32> {
+        self.makespan_ns();
+        let times = Times {
+            durations_ns: &self.durations_ns,
+            feeds: &self.feeds,
+            order: &self.standing,
+            transfer_ns: self.transfer_ns,
+        };
+        self.graph.openings(rank.0, &times, &self.clock)
+    }
+
     /// Makespan in nanoseconds if `order[j]` were microbatch j, tails included.
     ///
     /// *Complexity*: O(actions + boundary edges); allocates nothing after the first call.

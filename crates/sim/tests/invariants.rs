@@ -5,9 +5,9 @@ use dflop_sim::{
     Durations, MicrobatchDurations, Simulator, StepInput, durations_of, idle_of, measured_lists,
     measured_timeline, simulate, simulate_lists, simulate_step,
 };
-use dflop_types::{Rank, Span, Timeline};
+use dflop_types::{Action, Rank, Span, Timeline};
 use proptest::prelude::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// When each rank could take its tail, and the end of the last tail, from the spans alone.
 fn end_with_tails(step: &StepInput, spans: &[Span]) -> u64 {
@@ -213,6 +213,49 @@ proptest! {
         even.tail_ns.fill(0);
         let idle = simulate_step(&even).unwrap().idle_ns;
         prop_assert_eq!((idle.imbalance, idle.transfer), (0, 0));
+    }
+
+    /// Even if every action waited for all receives that are open, all lists would end; and no receive opens after its action.
+    #[test]
+    fn open_receives_make_no_circle(
+        step in steps_of(3),
+        draws in prop::collection::vec((any::<bool>(), 0usize..4), 1..20),
+        is_mixed: bool,
+    ) {
+        let rows = |ns: u64| vec![vec![ns; step.num_microbatches as usize]; step.layout.num_rows() as usize];
+        let step = StepInput {
+            forward_ns: rows(1),
+            backward_ns: rows(2),
+            input_ns: rows(1),
+            weight_ns: rows(1),
+            transfer_ns: 0,
+            ..step.clone()
+        };
+        let is_mixed = is_mixed && !step.layout.is_interleaved();
+        let lists = if is_mixed { mixed(&step, &draws) } else { lists(&step) };
+        let mut simulator = Simulator::with_lists(&step, &lists).unwrap();
+        let openings: Vec<Vec<u32>> = (0..lists.len() as u32).map(|rank| simulator.openings(Rank(rank))).collect();
+        let (mut done, mut cursor) = (HashSet::new(), vec![0; lists.len()]);
+        while done.len() < lists.iter().map(Vec::len).sum() {
+            let before = done.len();
+            for (at, list) in lists.iter().enumerate() {
+                let rank = Rank(at as u32);
+                while cursor[at] < list.len() {
+                    let is_open = |(position, _): &(usize, &Action)| openings[at][*position] as usize <= cursor[at];
+                    let mut open = list.iter().enumerate().filter(is_open);
+                    let is_there = |(of, input): &(Rank, Action)| *of == rank || done.contains(&(*of, *input));
+                    if !open.all(|(_, &action)| inputs(&step, &lists, rank, action).iter().all(is_there)) {
+                        break;
+                    }
+                    done.insert((rank, list[cursor[at]]));
+                    cursor[at] += 1;
+                }
+            }
+            prop_assert!(done.len() > before, "circle: {:?} of {:?}", cursor, lists);
+        }
+        for openings in openings {
+            prop_assert!((0..).zip(openings).all(|(position, opening)| opening <= position));
+        }
     }
 
     /// The lists of a pipeline order never deadlock, and given as lists they are timed alike.

@@ -2,7 +2,8 @@
 
 use crate::common::layout;
 use dflop_sim::{
-    SimError, StepInput, durations_of, idle_of, measured_timeline, perfetto, simulate_lists, simulate_step,
+    SimError, Simulator, StepInput, durations_of, idle_of, measured_timeline, perfetto, simulate_lists,
+    simulate_step,
 };
 use dflop_types::{Action, Hint, Idle, PipelineOrder, Rank, Span, Timeline};
 
@@ -373,4 +374,37 @@ fn json_round_trip() {
     let text = serde_json::to_string(&step()).unwrap();
     assert_eq!(serde_json::from_str::<StepInput>(&text).unwrap(), step());
     assert!(serde_json::from_str::<StepInput>(&text.replace("\"feeds\"", "\"feed\"")).is_err());
+}
+
+/// 1F1B of three stages, each on a rank, forwards of 1 and backwards of 2. Worked out by hand: the last stage starts 2B1 at 6,
+/// and by then the middle one has started three actions, 1F0 at 1, 1F1 at 2 and 1B0 at 5. So the receive of its gradient is
+/// open while 1F2 runs, just before 1B1. The first stage starts 0F1 at 1 with 1F0, and has the lower rank.
+#[test]
+fn receives_open_when_their_sender_starts() {
+    let m = 5;
+    let step = StepInput {
+        layout: layout((1, 1), (2, 1)),
+        order: PipelineOrder::OneFOneB,
+        num_microbatches: m as u32,
+        forward_ns: vec![vec![1; m]; 3],
+        backward_ns: vec![vec![2; m]; 3],
+        input_ns: Vec::new(),
+        weight_ns: Vec::new(),
+        feeds: vec![vec![vec![0]]; m],
+        transfer_ns: 0,
+        tail_ns: vec![0; 3],
+        ready_ns: Vec::new(),
+    };
+    let list = |rank| {
+        step.actions(Rank(rank)).unwrap().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    let mut simulator = Simulator::new(&step).unwrap();
+    assert_eq!(list(1), "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1F4 1B3 1B4");
+    println!(
+        "{:?} {:?} {:?}",
+        simulator.openings(Rank(0)),
+        simulator.openings(Rank(1)),
+        simulator.openings(Rank(2))
+    );
+    assert_eq!(simulator.openings(Rank(1)), [0, 0, 2, 1, 3, 5, 5, 7, 7, 9]);
 }

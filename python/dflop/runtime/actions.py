@@ -5,6 +5,10 @@
     0I3  the gradient of what came into the stage
     0W3  the gradients of the weights, at some time after
 
+Receives are opened ahead, so that a message moves while its rank computes, but not before the sender can have
+begun what it sends (`Plan.openings`). A GPU may wait for all that it has under way, for example to load a
+kernel. With a receive open that waits for what this rank has still to do, it would wait for ever.
+
 Each rank has one list a step. It comes from the schedule or, where the schedule has none, from the plan's
 pipeline order. In a colocated layout a rank holds stage 0 and stage 1, and its list has the actions of both:
 0F3 1F3 1B3 0B3. Where the LLM's stages are interleaved, a rank holds several of them, called its chunks.
@@ -13,6 +17,7 @@ pipeline order. In a colocated layout a rank holds stage 0 and stage 1, and its 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, compress
 from typing import TYPE_CHECKING
 
 from dflop.runtime.boundary import going
@@ -54,8 +59,7 @@ class StepActions:
 
     actions: Sequence[Action]
     receives: Sequence[Sequence[Receive]]
-    """For each action, the receives to open with it: those that it needs, and those that its peers send
-    before them."""
+    """For each action, the receives to open just before it."""
     split: frozenset[tuple[int, int]]
     """(stage, microbatch) of each backward that runs as I and W."""
 
@@ -63,13 +67,16 @@ class StepActions:
 class ActionLists:
     """The action lists of this rank and of the ranks it receives from."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, num_ahead: int = 4) -> None:
         """Nothing read yet.
 
         Args:
             mesh: This rank's coordinates.
+            num_ahead: Actions whose receives are open at a time, at most, the running one included; at least
+                1.
         """
         self._mesh = mesh
+        self._num_ahead = num_ahead
         self._of_plan: dict[int, list[Action]] = {}
 
     def of_step(self, schedule: Schedule, work: StepWork, *, is_evaluated: bool = False) -> StepActions:
@@ -92,14 +99,17 @@ class ActionLists:
                 backward (B, or I and W); an action needs the result of an action that comes later on this
                 rank; or, under ZeRO-3, where ranks meet in each action, two ranks have different lists or a
                 list has I and W. The message names step, rank and action.
+            ScheduleError: The lists of all ranks cannot be run, for example since ranks wait in a circle; the
+                message names two of them.
         """
         num_microbatches = schedule.num_microbatches
         own = self._checked(schedule, self._mesh.rank, num_microbatches)
         self._check_results_of_own(schedule.step, own, work)
         if self._mesh.plan.zero == PARAMETERS:
             self._check_meetings(schedule, own, num_microbatches)
+        forwards = [action.letter == "F" for action in own]
         if is_evaluated:
-            own = [action for action in own if action.letter == "F"]
+            own = list(compress(own, forwards))
         needed = [
             [
                 Receive(action.stage, action.microbatch, action.takes_gradient, transfer)
@@ -113,8 +123,16 @@ class ActionLists:
             (peer, is_gradient): _turns(self._checked(schedule, peer, num_microbatches), is_gradient)
             for peer, is_gradient in peers
         }
+        openings = self._openings(schedule)
+        if is_evaluated:
+            # Of the actions that come before, those that run.
+            openings = [sum(forwards[:opening]) for opening in compress(openings, forwards)]
         split = frozenset((action.stage, action.microbatch) for action in own if action.letter == "I")
-        return StepActions(own, _in_order_of_senders(needed, turns), split)
+        return StepActions(own, _opened(needed, openings, turns, self._num_ahead), split)
+
+    def _openings(self, schedule: Schedule) -> Sequence[int]:
+        """For each action of this rank: how many of its actions come before the receives of that one open."""
+        return self._mesh.plan.openings(schedule, self._mesh.rank)
 
     def _check_results_of_own(self, step: int, own: Sequence[Action], work: StepWork) -> None:
         """Raises if a stage of this rank takes a result of another stage of this rank before it is there."""
@@ -211,29 +229,35 @@ def _turns(actions: Sequence[Action], is_gradient: bool) -> dict[tuple[int, int]
     return {(action.stage, action.microbatch): turn for turn, action in enumerate(sending)}
 
 
-def _in_order_of_senders(
+def _opened(
     needed: Sequence[Sequence[Receive]],
+    openings: Sequence[int],
     turns: Mapping[tuple[int, bool], Mapping[tuple[int, int], int]],
+    num_ahead: int,
 ) -> list[list[Receive]]:
-    """For each action, the receives to open: those it needs, and those that its peers send before them."""
-    waiting: dict[tuple[int, bool], list[Receive]] = {key: [] for key in turns}
-    for receives in needed:
+    """For each action, the receives to open just before it.
+
+    Args:
+        needed: Those that each action needs.
+        openings: For each action, how many actions of this rank come before its receives open.
+        turns: By peer and direction, the order in which the peer sends.
+        num_ahead: Actions whose receives are open, at most.
+
+    Returns:
+        The same receives. Those of one peer and direction are in the order in which the peer sends them.
+    """
+    ways: dict[tuple[int, bool], list[tuple[int, Receive]]] = {key: [] for key in turns}
+    for position, receives in enumerate(needed):
         for receive in receives:
-            waiting[receive.transfer.peer, receive.is_gradient].append(receive)
-    # Sorted backwards: `pop` then takes the message that is sent first.
-    waiting = {
-        key: sorted(receives, key=lambda r, turn=turns[key]: turn[r.sender], reverse=True)
-        for key, receives in waiting.items()
-    }
-    opened: set[tuple[int, bool, tuple[int, int]]] = set()
-    posts: list[list[Receive]] = []
-    for receives in needed:
-        post: list[Receive] = []
-        for receive in receives:
-            peer, is_gradient = receive.transfer.peer, receive.is_gradient
-            while (peer, is_gradient, receive.sender) not in opened:
-                first = waiting[peer, is_gradient].pop()
-                opened.add((peer, is_gradient, first.sender))
-                post.append(first)
-        posts.append(post)
-    return posts
+            ways[receive.transfer.peer, receive.is_gradient].append((position, receive))
+    opened: list[list[Receive]] = [[] for _ in needed]
+    for key, way in ways.items():
+        way.sort(key=lambda one, turn=turns[key]: turn[one[1].sender])
+        # What is sent before a message is opened before it, even if it is needed later. So it does not wait
+        # for other inputs of the action that needs it.
+        latest = reversed(list(accumulate((at for at, _ in reversed(way)), min)))
+        place = 0
+        for (position, receive), last in zip(way, latest, strict=True):
+            place = max(place, last - num_ahead + 1, min(openings[position], last))
+            opened[place].append(receive)
+    return opened

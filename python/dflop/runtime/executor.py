@@ -16,6 +16,7 @@ a step hangs, and take the first action of that order that has not ended. All ea
 ended, so the rank has come to it. The actions that give its inputs have ended too, so they have sent: a send
 returns at once, whether or not the receiver has opened its receive. This rank has opened the receives of the
 action, since opening waits for nobody. So the messages arrive and the action ends, against what was supposed.
+On a GPU a rank may also wait for every receive that is open; when that is allowed, `actions.py` says.
 """
 
 from __future__ import annotations
@@ -56,13 +57,12 @@ class Executor:
             stages: Its pieces, by stage.
             recorder: Takes the span of each action.
             messages: Its traffic with other ranks.
-            num_ahead: Actions whose receives are open at a time, the running one included; at least 1.
+            num_ahead: As `ActionLists` takes it.
         """
         self._stages = stages
         self._recorder = recorder
         self._messages = messages
-        self._lists = ActionLists(mesh)
-        self._num_ahead = num_ahead
+        self._lists = ActionLists(mesh, num_ahead)
         # All ranks of a tensor group compute the same loss; only the first of them reports it.
         self._says_loss = mesh.tensor == 0
         self.running: str | None = None
@@ -104,20 +104,20 @@ class Executor:
         Raises:
             RankError: A peer stopped; the message names it.
         """
-        actions, receives, num_ahead = steps.actions, steps.receives, self._num_ahead
+        actions, receives = steps.actions, steps.receives
         for stage in self._stages.values():
             stage.begin()
         # Should a peer have gone already, opening the first receives fails: the error names the first action.
         self.running = actions[0].name if actions else None
-        for position in range(min(num_ahead, len(actions))):
-            self._messages.post(receives[position])
-        for position, action in enumerate(actions):
+        if actions:
+            self._messages.post(receives[0])
+        for next_position, action in enumerate(actions, start=1):
             self.running = action.name
             if watch is not None:
                 watch(action.name)
             start = self._run(action, work, (action.stage, action.microbatch) in steps.split)
-            if position + num_ahead < len(actions):
-                self._messages.post(receives[position + num_ahead])
+            if next_position < len(actions):
+                self._messages.post(receives[next_position])
             # Handing over messages and freeing memory belong to the span of the action, since they keep the
             # rank busy: the simulator knows of no time between two actions.
             self._recorder.add(action.name, start)

@@ -276,10 +276,9 @@ def connect(mesh: Mesh) -> None:
     """Sends one number each way between all neighbours. Every rank must call it; blocks until all have.
 
     NCCL connects two ranks at their first message, and the rank that comes first blocks until the other comes
-    too. Without this function training would hang, since receives are opened ahead: an encoder rank would
-    block where it opens the receive of its first gradient, and the LLM rank where it opens the receive of
-    features, which the encoder has not sent yet. Here all ranks take the pairs in the same order. So both
-    ranks of the first pair that is left always come to it.
+    too. In the first step ranks that have several neighbours could then wait in a circle, since receives are
+    opened ahead. Here all ranks take the pairs in the same order. So both ranks of the first pair that is
+    left always come to it.
 
     Args:
         mesh: This rank's coordinates.
