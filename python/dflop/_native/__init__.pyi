@@ -358,8 +358,8 @@ class Plan:
 
         0 for an action without inputs from other ranks. By one timeline of all ranks, in which a receive
         opens no earlier than the action that gives the message starts: so no two ranks wait for each other,
-        even if a device waits for every receive that is open. ScheduleError if the lists make ranks wait in a circle,
-        or do not fit the layout.
+        even if a device waits for every receive that is open. ScheduleError if the lists make ranks wait in a
+        circle, or do not fit the layout.
         """
 
 @final
