@@ -12,9 +12,10 @@ Three errors of the step time: that of the prediction, made before the step ran;
 how long the eight steps before took; and that of the simulator when it is given the durations that the step's
 own actions took.
 
-Beside them the machine's own noise, before and after the run: work that is the same each time, on as many
-processes, a step long. How far a run of it is from the mean of the eight before is what the corrected error
-would be if nothing but the machine were wrong.
+Beside them the machine's own noise, in two ways, before and after the run. Equal steps: one global batch is
+trained again and again. How far one of its steps is from the mean of the eight before is what the corrected
+error would be if each step were known from others just like it. Equal work: products and passes over memory
+on as many processes, a step long, without messages, with the same addresses each time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -40,6 +42,7 @@ ARMS = [f"{method}{suffix}" for suffix in ("", "-ahead") for method in METHODS]
 CAUSES = ("ramp", "imbalance", "transfer")
 # As long as a step of the demo, as many as the correction needs and some more; it looks at eight steps.
 NOISE_SECONDS, NOISE_RUNS, CORRECTION_STEPS = 1.5, 28, 8
+EQUAL_STEPS, EQUAL_WARMUP = 48, 4
 
 
 def dflop(*arguments: object, folder: Path) -> None:
@@ -136,6 +139,34 @@ def summarise(folder: Path, arms: list[str]) -> dict[str, Any]:
     return {**of(metrics), **waits, "best": summary["best"], "arms": table}
 
 
+def errors_by_the_last(times: list[float]) -> list[float]:
+    """Errors of the mean of the eight before, as a prediction of the next."""
+    errors, before = [], deque(times[:1], CORRECTION_STEPS)
+    for measured in times[1:]:
+        errors.append(abs(statistics.fmean(before) - measured) / measured)
+        before.append(measured)
+    return errors
+
+
+def equal_steps(folder: Path, order: str, arm: str) -> list[float]:
+    """Errors of the mean of the eight steps before, where all train the same samples in the same way."""
+    equal = folder / "equal"
+    if not equal.exists():
+        dflop("demo-data", equal, "--samples", 64, folder=folder)
+        config = equal / "dflop.yaml"
+        settings = f"train:\n  pipeline_order: {order}\n"
+        text = (
+            config.read_text().replace("train:\n", settings).replace("schedule: aware ", f"schedule: {arm} ")
+        )
+        config.write_text(text)
+        dflop("profile", "data", folder=equal)
+        shutil.copy(folder / "model_profile.json", equal)
+        dflop("plan", "--only", "colocated=false", folder=equal)
+    dflop("train", "--steps", EQUAL_STEPS + EQUAL_WARMUP, "--force", folder=equal)
+    rows = lines(equal / "run" / "metrics.jsonl")[EQUAL_WARMUP:]
+    return errors_by_the_last([row["step_ns"] for row in rows])
+
+
 def time_equal_work(runs: int) -> list[float]:
     """Seconds that equal work takes, again and again: products within a core's cache, passes over memory."""
     import torch
@@ -161,13 +192,7 @@ def noise_errors(num_processes: int) -> list[float]:
     context = multiprocessing.get_context("spawn")
     with context.Pool(num_processes) as pool:
         found = pool.map(time_equal_work, [NOISE_RUNS] * num_processes, chunksize=1)
-    errors = []
-    for seconds in found:
-        before: deque[float] = deque(seconds[:1], CORRECTION_STEPS)
-        for measured in seconds[1:]:
-            errors.append(abs(statistics.fmean(before) - measured) / measured)
-            before.append(measured)
-    return errors
+    return [error for seconds in found for error in errors_by_the_last(seconds)]
 
 
 def hardware(folder: Path) -> dict[str, Any]:
@@ -211,11 +236,13 @@ def show(result: dict[str, Any]) -> None:
         f"the fastest baseline, {best['baseline']}, over the fastest of ours, {best['ours']}: "
         f"{best['ratio']:.3f} (95 % interval {best['ratio_low']:.3f} to {best['ratio_high']:.3f})"
     )
-    noise = result["machine_noise"]
-    print(
-        f"the machine's own noise, by equal work: {noise['median']:.2%} (median), {noise['p95']:.2%} "
-        "(95th percentile)"
-    )
+    for kind, what in (("step_noise", "equal steps"), ("machine_noise", "equal work")):
+        noise, corrected = result[kind], result["corrected_error"]
+        over = ", ".join(f"{corrected[at] / noise[at]:.2f}" for at in ("median", "p95"))
+        print(
+            f"the machine's own noise, by {what}: {noise['median']:.2%} (median), {noise['p95']:.2%} "
+            f"(95th percentile); the corrected error over it: {over}"
+        )
     print(
         f"{result['rounds']} rounds; schedules were waited for {result['schedule_wait_ms']:.2f} ms, "
         f"{result['schedule_wait_ratio']:.4%} of the time of the steps"
@@ -249,8 +276,10 @@ def main() -> int:
         flags = ("--arms", ",".join(arms), "--steps", asked.rounds, "--warmup-pairs", asked.warmup, "--force")
         profile = json.loads((folder / "model_profile.json").read_text())
         num_ranks = 1 + profile["device"]["num_neighbours"]
-        noise = noise_errors(num_ranks)
+        arm = next(one for one in ("aware-ahead", "aware") if one in arms)
+        noise, step_noise = noise_errors(num_ranks), equal_steps(folder, asked.order, arm)
         dflop("train", "--compare", *flags, folder=folder)
+        step_noise += equal_steps(folder, asked.order, arm)
         noise += noise_errors(num_ranks)
         dflop("report", folder, folder=folder)
         result = {
@@ -260,6 +289,7 @@ def main() -> int:
             "order": asked.order,
             "rounds": asked.rounds,
             "machine_noise": errors_of(noise),
+            "step_noise": errors_of(step_noise),
             **summarise(folder, arms),
         }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
