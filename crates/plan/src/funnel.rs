@@ -54,11 +54,6 @@ const ALL_TRIED_MAX: usize = 4 * TRIED_MAX;
 /// the best one, and then the one that stands in front of it.
 const WHOLE_MAX: usize = 2;
 
-/// Colocated runners-up that the whole search is tried on, with one batch, to see whether it puts them in front. Only those
-/// whose first answers are at most a quarter slower than the best are tried, and of large batches no more than are judged
-/// first.
-const TRIED_WHOLE_MAX: usize = 3;
-
 /// Pipelines that are judged even if most candidates in front are colocated, so that people see what a pipeline takes.
 const PIPELINES: usize = 4;
 

@@ -103,7 +103,7 @@ fn greedy_alone(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
 type Key = (i64, i64, usize, u32);
 
 /// Greedy among the least loaded buckets alone.
-fn greedy_among_least(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
+pub(crate) fn greedy_among_least(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     let m = batch.num_buckets;
     let (mut load, mut count, mut held) = (vec![[0, 0]; m], vec![0_usize; m], vec![[0_u64; 2]; m]);
     let keys = |load: Pair, count: usize, b: u32| -> [Key; 3] {

@@ -223,10 +223,18 @@ fn start(batch: &SortedBatch, limits: &Limits, stop: &Stop) -> Result<(Vec<u32>,
     } else {
         &[greedy::greedy]
     };
-    for way in ways {
-        // A stop must not lose the last assignment that keeps the caps.
-        let stop = if best.is_some() { stop } else { &Stop::never() };
-        let found = way(batch, stop).and_then(keeping);
+    for (at, way) in ways.iter().enumerate() {
+        // A stop must not lose the last assignment that keeps the caps. Nor does it give arrival order where greedy takes
+        // milliseconds, since greedy is mostly near the answer of the whole search.
+        let is_first = at == 0;
+        let never = Stop::never();
+        let found = way(batch, if best.is_none() || is_first && is_small { &never } else { stop });
+        let found = if is_first && found.is_none() && stop.has_struck() {
+            greedy::greedy_among_least(batch, &never)
+        } else {
+            found
+        };
+        let found = found.and_then(keeping);
         if found.as_ref().is_some_and(|found| best.as_ref().is_none_or(|best| found.values < best.values)) {
             best = found;
         }

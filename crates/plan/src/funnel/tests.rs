@@ -1,4 +1,3 @@
-use super::polish::promoted;
 use super::*;
 use crate::rough::Rough;
 use dflop_types::{ComponentLayout, Layout, Recompute};
@@ -32,19 +31,4 @@ fn modes_behind_estimates_that_were_far_off_are_judged() {
     assert_eq!(left.len(), 3);
     // Where estimates are about right, no mode is looked at again.
     assert!(!is_missed(&contender(3, full, 4_140, false), full, 5_100_000_000));
-}
-
-/// LLaVA-OneVision 7B on 1,024 H100: by first answers a pipeline stood in front of the colocated layout, 1,588 to 1,597 ms, and
-/// no colocated layout was searched whole, which brings it to 1,356 ms.
-#[test]
-fn a_colocated_layout_is_put_in_front_of_a_pipeline() {
-    let pipeline = contender(1, Recomputation::NONE, 0, false).candidate;
-    let layout = Layout::colocated(8, dflop_types::Zero::Parameters);
-    let colocated = Candidate { layout, ..pipeline };
-    assert_eq!(promoted(pipeline, Some(1_588), (1_356, colocated)), Some(colocated));
-    assert_eq!(promoted(pipeline, Some(1_588), (1_590, colocated)), None);
-    // Of colocated layouts each is tried: the best may be the best again.
-    assert_eq!(promoted(colocated, None, (1_356, colocated)), None);
-    let other = Candidate { num_microbatches: 8, ..colocated };
-    assert_eq!(promoted(colocated, None, (1_356, other)), Some(other));
 }
