@@ -1,12 +1,9 @@
 //! Why a dataset, a media file or a model's configuration gives no shape.
 
+use crate::listing::{by_fault, line, list, listed};
 use dflop_types::{ArtifactError, Fault, Hint, Problem, ProfilePart, SourceFile, counted, printable};
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use thiserror::Error;
-
-/// Problems shown of a long list; the number of all of them stands beside it.
-const SHOWN: usize = 20;
 
 /// Why measuring failed. Every variant names the file or the field at fault.
 #[derive(Debug, Error)]
@@ -89,7 +86,7 @@ pub enum DataError {
         "{} of {} cannot be used, more than {percent_max} %{}{}",
         problems.len(),
         counted(*num_samples, "sample"),
-        list(&lines(problems), problems.len()),
+        listed(problems),
         by_fault(problems)
     )]
     TooManyBad {
@@ -103,7 +100,7 @@ pub enum DataError {
         files: Vec<SourceFile>,
     },
     /// The mixture breaks rules; all of them are listed.
-    #[error("`{}` is not a valid mixture{}", path.display(), list(problems, problems.len()))]
+    #[error("`{}` is not a valid mixture{}", path.display(), list(problems, 0))]
     Mixture {
         /// The mixture.
         path: PathBuf,
@@ -115,7 +112,7 @@ pub enum DataError {
         "{} of {} cannot be used{}{}",
         problems.len(),
         counted(*num_samples, "sample"),
-        list(&lines(problems), problems.len()),
+        listed(problems),
         by_fault(problems)
     )]
     Samples {
@@ -127,7 +124,7 @@ pub enum DataError {
         files: Vec<SourceFile>,
     },
     /// There is no sample.
-    #[error("`{}` has {}{}", path.display(), none_left(problems.len()), list(&lines(problems), problems.len()))]
+    #[error("`{}` has {}{}", path.display(), none_left(problems.len()), listed(problems))]
     NoSamples {
         /// The mixture.
         path: PathBuf,
@@ -213,7 +210,7 @@ pub enum DataError {
         mend: &'static str,
     },
     /// Sources of the mixture cannot be opened; all of them are listed.
-    #[error("`{}` is not a valid mixture{}", path.display(), list(problems, problems.len()))]
+    #[error("`{}` is not a valid mixture{}", path.display(), list(problems, 0))]
     Sources {
         /// The mixture.
         path: PathBuf,
@@ -275,19 +272,6 @@ pub enum DataError {
     },
 }
 
-/// The problem as a line: file, position, id, cause.
-pub(crate) fn line(problem: &Problem) -> String {
-    let mut text = problem.file.clone();
-    if let Some(position) = problem.position {
-        let _ = write!(text, ": sample {position}");
-    }
-    if let Some(id) = &problem.id {
-        let _ = write!(text, " (`{id}`)");
-    }
-    let _ = write!(text, ": {}", problem.cause);
-    printable(&text).into_owned()
-}
-
 /// Why no sample is left, where `num_bad` were left out.
 fn none_left(num_bad: usize) -> String {
     match num_bad {
@@ -311,36 +295,6 @@ fn elsewhere(problems: &[Problem], num_samples: u64) -> Option<String> {
 fn is_of_model(path: &std::path::Path) -> bool {
     let name = path.file_name().and_then(std::ffi::OsStr::to_str);
     name.is_some_and(|name| ["config.json", "preprocessor_config.json", "tokenizer.json"].contains(&name))
-}
-
-fn lines(problems: &[Problem]) -> Vec<String> {
-    problems.iter().take(SHOWN).map(line).collect()
-}
-
-/// How many problems there are of each fault, where not all are listed.
-fn by_fault(problems: &[Problem]) -> String {
-    if problems.len() <= SHOWN {
-        return String::new();
-    }
-    let count = |fault| problems.iter().filter(|problem| problem.fault == fault).count();
-    let counts: Vec<String> = Fault::ALL
-        .into_iter()
-        .map(|fault| (fault, count(fault)))
-        .filter(|(_, count)| *count > 0)
-        .map(|(fault, count)| format!("{fault} {count}"))
-        .collect();
-    format!("\n  by fault: {}", counts.join(", "))
-}
-
-fn list(lines: &[String], total: usize) -> String {
-    let mut text = lines.iter().fold(String::new(), |mut text, line| {
-        let _ = write!(text, "\n  {line}");
-        text
-    });
-    if lines.len() < total {
-        let _ = write!(text, "\n  and {} more", total - lines.len());
-    }
-    text
 }
 
 impl Hint for DataError {

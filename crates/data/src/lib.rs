@@ -30,6 +30,7 @@ mod digest;
 pub mod error;
 pub mod family;
 mod foreign;
+mod listing;
 mod media;
 pub mod profile;
 mod read_seek;

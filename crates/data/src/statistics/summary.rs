@@ -1,6 +1,6 @@
 //! A data profile as numbers for the report and as text for people.
 
-use crate::error::line;
+use crate::listing::line;
 use crate::statistics::estimate::{Bounds, Intervals, ValueCounts};
 use crate::width;
 use dflop_types::number::file_bytes;

@@ -11,3 +11,4 @@ pub(crate) mod easing;
 pub(crate) mod memory;
 mod placing;
 pub(crate) mod predict;
+mod sharing;

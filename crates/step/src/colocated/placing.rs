@@ -2,6 +2,7 @@
 
 use crate::arm::Method;
 use crate::colocated::memory;
+use crate::colocated::sharing::{Effort, FEW_MOVES};
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
 use crate::judge::memory::{FRACTION_ONE, least};
@@ -16,19 +17,6 @@ use dflop_types::{EncoderShare, SampleIndex, Schedule, Zero};
 /// Percentages of the memory budget that are kept free, tried one after the other. A reserve is needed because the bytes of
 /// a microbatch are not exactly the sum of the bytes of its samples.
 const RESERVES_PERCENT: [u64; 4] = [0, 5, 15, 30];
-
-/// How long buckets are searched for.
-#[derive(Clone, Copy)]
-enum Effort<'a> {
-    /// To the end, or until this strikes.
-    Until(Stop<'a>),
-    /// [`FEW_MOVES`] exchanges a sample.
-    Few,
-}
-
-/// Exchanges a sample with which one column of loads came within 1 % of what the whole search gives: 256 samples on 64 ranks,
-/// 4,096 on 1,024 (30 were 4 % from it). They take some 20 ns each.
-const FEW_MOVES: u64 = 100;
 
 impl StepScheduler {
     /// The schedule of `batch` on colocated ranks that fits the memory budget and the cap on tokens.
@@ -99,7 +87,7 @@ impl StepScheduler {
     }
 
     /// When the ranks of this layout wait for each other: once a step, or in each component of each microbatch.
-    fn meets(&self) -> Meets {
+    pub(super) fn meets(&self) -> Meets {
         if self.settings.layout.zero == Zero::Parameters { Meets::Phase } else { Meets::Step }
     }
 
@@ -307,63 +295,6 @@ impl StepScheduler {
         Ok(best)
     }
 
-    /// Balances the LLM loads alone, and shares the encoder's work of each microbatch out over all ranks. A rank may then
-    /// encode samples that another rank reads, so features and their gradients are exchanged. `None` if it does not fit.
-    ///
-    /// One column of loads is even after few exchanges. So they are made even if `halt` has struck: this is most of what the
-    /// whole search gains, in a tenth of its time, and first answers can be compared.
-    fn shared_out(
-        &self,
-        step: u64,
-        batch: &[SampleIndex],
-        count: u32,
-        halt: Stop,
-    ) -> Result<Option<Schedule>, StepError> {
-        let costs = self.costs_in(batch, count)?;
-        if self.settings.layout.llm.dp == 1 || costs.encoder_ns.iter().all(|&ns| ns == 0) {
-            return Ok(None);
-        }
-        let effort = if halt() { Effort::Few } else { Effort::Until(halt) };
-        let llm_alone = Costs { encoder_ns: vec![0; batch.len()], ..costs.costs.clone() };
-        let of_llm = BatchCosts {
-            costs: llm_alone,
-            encoder_ns: Vec::new(),
-            part_ns: Vec::new(),
-            typical: costs.typical,
-        };
-        for fractions in [
-            None,
-            self.memory_fractions(batch, costs.typical, 0),
-            self.memory_fractions(batch, costs.typical, 15),
-        ] {
-            let Ok(assignment) = self.assigned(step, batch, &of_llm, count, fractions, effort) else {
-                continue;
-            };
-            let mut placement =
-                self.place(batch, &assignment.bucket, |column| self.share_quickly(&costs, column));
-            for (llm, encoder) in placement.llm.iter().zip(&mut placement.encoder) {
-                self.at_home(llm, encoder);
-            }
-            let mut schedule = self.as_schedule(step, batch, placement);
-            if self.check_limits(&schedule).is_err() {
-                continue;
-            }
-            let ranks = self.settings.layout.llm.dp;
-            let (encoder_ns, llm_ns) = loads(&costs.costs, &assignment.bucket, count * ranks);
-            let encoded: Vec<u64> = encoder_ns
-                .chunks(ranks as usize)
-                .flat_map(|column| std::iter::repeat_n(mean(column, ranks), column.len()))
-                .collect();
-            schedule.max_load_ns = self.meets().wait_ns(&encoded, &llm_ns, count);
-            schedule.lower_bound_ns =
-                mean(&encoded, ranks).saturating_add(mean(&llm_ns, ranks)).min(schedule.max_load_ns);
-            schedule.predicted_makespan_ns = self.makespan_ns(&schedule)?;
-            schedule.was_stopped = assignment.was_stopped;
-            return Ok(Some(schedule));
-        }
-        Ok(None)
-    }
-
     /// A lower limit for the number of microbatches: the bytes of all samples, divided by what all ranks may hold at once.
     /// 1 without a memory budget.
     fn fewest_by_bytes(&self, batch: &[SampleIndex]) -> Result<u32, StepError> {
@@ -422,7 +353,7 @@ impl StepScheduler {
 
     /// Balances the batch over `count` microbatches of each rank, by what the ranks wait for. `fractions` are the parts of a
     /// bucket's memory that the samples take; their sum in a bucket is kept within that memory.
-    fn assigned(
+    pub(super) fn assigned(
         &self,
         step: u64,
         batch: &[SampleIndex],
@@ -506,7 +437,7 @@ impl StepScheduler {
 }
 
 /// The mean load of a rank, rounded down. No assignment makes the fullest rank lighter than this.
-fn mean(load_ns: &[u64], ranks: u32) -> u64 {
+pub(super) fn mean(load_ns: &[u64], ranks: u32) -> u64 {
     let sum: u128 = load_ns.iter().map(|&ns| u128::from(ns)).sum();
     u64::try_from(sum / u128::from(ranks.max(1))).unwrap_or(u64::MAX)
 }
