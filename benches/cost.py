@@ -458,6 +458,10 @@ def main() -> int:
             elif status := launch(request):
                 return status
         (folder / "request.json").write_text(json.dumps(request))
+        if asked.model is not None and request["environment"].items() <= os.environ.items():
+            # This process has the environment already: another would load everything once more.
+            measure(folder, asked.out, asked.measure_seconds)
+            return 0
         command = [sys.executable, __file__, str(asked.out), "--folder", name]
         command += ["--measure-seconds", str(asked.measure_seconds)]
         return subprocess.run(command, env={**request["environment"], **os.environ}).returncode

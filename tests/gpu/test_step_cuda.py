@@ -38,13 +38,13 @@ LLM = {
     1: [[[5]], [[7, 1, 4]], [[]], [[3, 0, 6, 2]]],
     2: [[[5, 1], [3]], [[7, 4], []], [[], []], [[6, 0], [2]]],
 }
-TIMEOUT_S = 120.0
+TIMEOUT_S = 90.0
 
 
 def play(index, kind, plan_path, model_dir, store, llm, encoder_dp, is_shared, answer):
     """One rank: two steps, the second with all connections and kernels there."""
     # Where a rank hangs, its error output says where.
-    faulthandler.dump_traceback_later(0.75 * TIMEOUT_S)
+    faulthandler.dump_traceback_later(0.7 * TIMEOUT_S)
     try:
         os.environ["LOCAL_RANK"] = str(index)
         if is_shared:
