@@ -148,10 +148,11 @@ def errors_by_the_last(times: list[float]) -> list[float]:
     return errors
 
 
-def equal_steps(folder: Path, order: str, arm: str) -> list[float]:
+def equal_steps(folder: Path, order: str, arm: str, is_again: bool = False) -> list[float]:
     """Errors of the mean of the eight steps before, where all train the same samples in the same way."""
     equal = folder / "equal"
-    if not equal.exists():
+    if not is_again:
+        shutil.rmtree(equal, ignore_errors=True)
         dflop("demo-data", equal, "--samples", 64, folder=folder)
         config = equal / "dflop.yaml"
         settings = f"train:\n  pipeline_order: {order}\n"
@@ -279,7 +280,7 @@ def main() -> int:
         arm = next(one for one in ("aware-ahead", "aware") if one in arms)
         noise, step_noise = noise_errors(num_ranks), equal_steps(folder, asked.order, arm)
         dflop("train", "--compare", *flags, folder=folder)
-        step_noise += equal_steps(folder, asked.order, arm)
+        step_noise += equal_steps(folder, asked.order, arm, is_again=True)
         noise += noise_errors(num_ranks)
         dflop("report", folder, folder=folder)
         result = {

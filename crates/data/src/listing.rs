@@ -23,13 +23,16 @@ pub(crate) fn line(problem: &Problem) -> String {
     printable(&text).into_owned()
 }
 
-/// The problems, a line each, the first of many. Of those with one cause the first are named and the others counted.
+/// The problems, a line each, the first of many. Of many, those of a file with one cause are counted after the first.
 pub(crate) fn listed(problems: &[Problem]) -> String {
-    let mut of_cause: HashMap<&str, usize> = HashMap::new();
-    let (mut lines, mut again): (Vec<String>, Vec<&str>) = (Vec::new(), Vec::new());
+    if problems.len() <= SHOWN {
+        return list(&problems.iter().map(line).collect::<Vec<String>>(), 0);
+    }
+    let mut of_cause: HashMap<(&str, &str), usize> = HashMap::new();
+    let (mut lines, mut again): (Vec<String>, Vec<(&str, &str)>) = (Vec::new(), Vec::new());
     let mut num_left = 0;
     for problem in problems {
-        let cause = without_line(&problem.cause);
+        let cause = (problem.file.as_str(), without_line(&problem.cause));
         let count = of_cause.entry(cause).or_default();
         *count += 1;
         match *count {
@@ -40,9 +43,10 @@ pub(crate) fn listed(problems: &[Problem]) -> String {
         }
     }
     for cause in again {
-        let count = of_cause[cause] - SHOWN_OF_CAUSE;
+        let count = of_cause[&cause] - SHOWN_OF_CAUSE;
+        let (file, cause) = cause;
         if lines.len() < SHOWN {
-            lines.push(printable(&format!("the same of {count} more: {cause}")).into_owned());
+            lines.push(printable(&format!("{file}: the same of {count} more: {cause}")).into_owned());
         } else {
             num_left += count;
         }
@@ -111,7 +115,7 @@ mod tests {
   videos.jsonl: sample 1: line 2: no videos
   videos.jsonl: sample 2: line 3: no videos
   videos.jsonl: sample 77: line 78: the answer is empty
-  the same of 27 more: no videos"
+  videos.jsonl: the same of 27 more: no videos"
         );
         // All causes differ, as where files are missing: the first are named.
         let missing: Vec<Problem> = (0..25).map(|at| problem(at, &format!("no file {at}"))).collect();

@@ -39,8 +39,8 @@ pub(crate) const WHOLE_SAMPLES_MAX: usize = 8_192;
 /// one, and it is also tried if the first answer does not fit into memory.
 const PATIENT_SAMPLES_MAX: usize = 128;
 
-/// Samples in one batch up to which the whole search takes some milliseconds. There the first answer says little: its
-/// step may be 1.5 times as long as that of the whole search.
+/// Samples in one batch up to which the whole search takes some milliseconds. There the whole search is as cheap
+/// as a first answer.
 pub(crate) const TINY_SAMPLES_MAX: usize = 16;
 
 /// The most candidates that are tried until one fits the first batch.

@@ -400,11 +400,5 @@ fn receives_open_when_their_sender_starts() {
     };
     let mut simulator = Simulator::new(&step).unwrap();
     assert_eq!(list(1), "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1F4 1B3 1B4");
-    println!(
-        "{:?} {:?} {:?}",
-        simulator.openings(Rank(0)),
-        simulator.openings(Rank(1)),
-        simulator.openings(Rank(2))
-    );
     assert_eq!(simulator.openings(Rank(1)), [0, 0, 2, 1, 3, 5, 5, 7, 7, 9]);
 }

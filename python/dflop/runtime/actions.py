@@ -6,8 +6,10 @@
     0W3  the gradients of the weights, at some time after
 
 Receives are opened ahead, so that a message moves while its rank computes, but not before the sender can have
-begun what it sends (`Plan.openings`). A GPU may wait for all that it has under way, for example to load a
-kernel. With a receive open that waits for what this rank has still to do, it would wait for ever.
+begun what it sends (`Plan.openings`). A GPU may wait for all receives that are open, for example to load a
+kernel. With one open that waits for what this rank has still to do, it would wait for ever. A GPU then waits
+for its sends too. Those end when their receives open; that no such waits make a circle is not proven for
+encoders that run many microbatches ahead (`docs/runtime.md`).
 
 Each rank has one list a step. It comes from the schedule or, where the schedule has none, from the plan's
 pipeline order. In a colocated layout a rank holds stage 0 and stage 1, and its list has the actions of both:

@@ -8,6 +8,7 @@
 //!   are balanced.
 
 pub(crate) mod easing;
+mod effort;
 pub(crate) mod memory;
 mod placing;
 pub(crate) mod predict;

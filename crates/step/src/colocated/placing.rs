@@ -1,8 +1,8 @@
 //! Placing: which sample goes to which colocated rank and into which of its microbatches.
 
 use crate::arm::Method;
+use crate::colocated::effort::{Effort, FEW_MOVES};
 use crate::colocated::memory;
-use crate::colocated::sharing::{Effort, FEW_MOVES};
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
 use crate::judge::memory::{FRACTION_ONE, least};
@@ -292,6 +292,7 @@ impl StepScheduler {
         {
             best = shared;
         }
+        best.was_stopped |= halt();
         Ok(best)
     }
 

@@ -1,5 +1,6 @@
 //! Sharing out: the encoder's work of each microbatch over all colocated ranks, where they meet in each component.
 
+use crate::colocated::effort::Effort;
 use crate::colocated::placing::mean;
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
@@ -7,18 +8,9 @@ use crate::scheduler::{StepScheduler, Stop};
 use dflop_schedule::Costs;
 use dflop_types::{SampleIndex, Schedule};
 
-/// How long buckets are searched for.
-#[derive(Clone, Copy)]
-pub(super) enum Effort<'a> {
-    /// To the end, or until this strikes.
-    Until(Stop<'a>),
-    /// [`FEW_MOVES`] exchanges a sample.
-    Few,
-}
-
-/// Exchanges a sample with which one column of loads came within 1 % of what the whole search gives: 256 samples on 64 ranks,
-/// 4,096 on 1,024 (30 were 4 % from it). They take some 20 ns each.
-pub(super) const FEW_MOVES: u64 = 100;
+/// Samples times buckets up to which exchanges are made after a stop: 16,384 samples on 4,096 ranks. Beyond, greedy alone takes
+/// seconds where memory is short.
+const FEW_MAX: usize = 1 << 26;
 
 impl StepScheduler {
     /// Balances the LLM loads alone, and shares the encoder's work of each microbatch out over all ranks. A rank may then
@@ -37,7 +29,8 @@ impl StepScheduler {
         if self.settings.layout.llm.dp == 1 || costs.encoder_ns.iter().all(|&ns| ns == 0) {
             return Ok(None);
         }
-        let effort = if halt() { Effort::Few } else { Effort::Until(halt) };
+        let is_small = batch.len() * (count * self.settings.layout.llm.dp) as usize <= FEW_MAX;
+        let effort = if is_small && halt() { Effort::Few } else { Effort::Until(halt) };
         let llm_alone = Costs { encoder_ns: vec![0; batch.len()], ..costs.costs.clone() };
         let of_llm = BatchCosts {
             costs: llm_alone,
