@@ -222,7 +222,9 @@ def test_ranks_that_encode_for_each_other(has_ways, model_dir, tmp_path):
     schedule = make_schedule(llm, 2, encoder=encoder)
     if has_ways:
         plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
-        assert losses(plan, schedule, model_dir, tmp_path) == pytest.approx(plain, rel=1e-6)
+        for waits in (False, True):
+            found = losses(plan, schedule, model_dir, tmp_path / str(waits), waits=waits)
+            assert found == pytest.approx(plain, rel=1e-6)
         return
 
     check_hangs(plan, schedule, model_dir, tmp_path, True, has_ways=False)

@@ -109,7 +109,7 @@ pub struct Projector {
     pub pooled_tokens: u64,
     /// Tokens of a segment that it does not read (class tokens).
     pub num_dropped_tokens: u64,
-    /// Output width of a first product, which has no bias and reads merged tokens; `None`: there is no such product.
+    /// Output width of the first product, if the projector has one that reads merged tokens, without a bias.
     pub reduced_width: Option<u64>,
     /// Inner width, where it is two products with an activation between them.
     pub inner_width: Option<u64>,

@@ -5,8 +5,8 @@
 use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_types::{MadeFrom, MeasuredPoint, ModelProfile};
 
-/// The estimate for an H100 beside the profile that was measured on one, where the device decides and not its host: products
-/// and attention of many rows within so many per cent. Attention is what `packed_ratio` was read off; the rest is not.
+/// Holds the estimate for an H100 against the profile that was measured on one. It looks at sizes that keep the device busy, so
+/// that the host does not decide. `packed_ratio` was fitted to the attention measured there; nothing else was fitted.
 #[test]
 fn an_estimate_is_near_the_measured_profile() {
     let text = include_str!("../../../fixtures/profiles/h100_internvl3-8b.json");

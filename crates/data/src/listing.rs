@@ -23,7 +23,8 @@ pub(crate) fn line(problem: &Problem) -> String {
     printable(&text).into_owned()
 }
 
-/// The problems, a line each, the first of many. Of many, those of a file with one cause are counted after the first.
+/// The problems, a line each. A long list names the first of them. In a long list, problems of one file with the same cause are
+/// named up to [`SHOWN_OF_CAUSE`] times, and the others are counted.
 pub(crate) fn listed(problems: &[Problem]) -> String {
     if problems.len() <= SHOWN {
         return list(&problems.iter().map(line).collect::<Vec<String>>(), 0);

@@ -204,9 +204,6 @@ const DIFFERENCING_RATIO: i64 = 16;
 /// Samples times buckets beyond which no differences are taken: some second. Many samples of one cost are even without.
 const DIFFERENCING_MAX: usize = 1 << 24;
 
-/// A first assignment, if it keeps the caps it looks at and no stop strikes.
-type Way = fn(&SortedBatch, &Stop) -> Option<Vec<u32>>;
-
 fn minmax([a, b]: Pair) -> Pair {
     [a.min(b), a.max(b)]
 }
@@ -215,29 +212,25 @@ fn minmax([a, b]: Pair) -> Pair {
 fn start(batch: &SortedBatch, limits: &Limits, stop: &Stop) -> Result<(Vec<u32>, u64), BalanceError> {
     let arrival = batch.by_own_order(&baseline::arrival_order(batch.num_samples(), limits.num_buckets));
     let keeping = |bucket| Some(Buckets::new(batch, bucket)).filter(Buckets::keeps_caps);
-    let mut best = keeping(arrival);
+    let mut best: Option<Buckets> = None;
     let [least, most] = minmax(batch.total);
     let is_small = batch.num_samples().saturating_mul(batch.num_buckets) <= DIFFERENCING_MAX;
-    let ways: &[Way] = if is_small && least <= most / DIFFERENCING_RATIO {
-        &[greedy::greedy, differencing::differencing]
-    } else {
-        &[greedy::greedy]
-    };
-    for (at, way) in ways.iter().enumerate() {
-        // A stop must not lose the last assignment that keeps the caps. Nor does it give arrival order where greedy takes
-        // milliseconds, since greedy is mostly near the answer of the whole search.
-        let is_first = at == 0;
-        let never = Stop::never();
-        let found = way(batch, if best.is_none() || is_first && is_small { &never } else { stop });
-        let found = if is_first && found.is_none() && stop.has_struck() {
-            greedy::greedy_among_least(batch, &never)
-        } else {
-            found
-        };
+    let mut take = |found: Option<Vec<u32>>| {
         let found = found.and_then(keeping);
         if found.as_ref().is_some_and(|found| best.as_ref().is_none_or(|best| found.values < best.values)) {
             best = found;
         }
+        best.is_some()
+    };
+    // A stop must not lose the last assignment that keeps the caps. Nor does it give arrival order where greedy takes
+    // milliseconds, since greedy is mostly near the answer of the whole search.
+    let never = Stop::never();
+    let has_one = take(Some(arrival));
+    let found = greedy::greedy(batch, if has_one && !is_small { stop } else { &never });
+    let is_cut = found.is_none() && stop.has_struck();
+    let has_one = take(if is_cut { greedy::greedy_among_least(batch, &never) } else { found });
+    if is_small && least <= most / DIFFERENCING_RATIO {
+        take(differencing::differencing(batch, if has_one { stop } else { &never }));
     }
     match best {
         Some(best) => Ok((best.bucket, 0)),

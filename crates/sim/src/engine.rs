@@ -337,7 +337,8 @@ impl Graph {
 
     /// For each action of `rank`, in the order of its list: how many of the rank's actions start before the last of the actions
     /// on other ranks that give its inputs, by the pass that `clock` holds; of two that start together, the one of the lower
-    /// rank is the first. 0 if it takes nothing from other ranks. Where all ranks start together, all actions before it.
+    /// rank is the first. 0 if it takes nothing from other ranks. Where colocated ranks exchange something before it, all actions
+    /// before it: which ranks give it is not in the graph.
     pub(crate) fn openings(&self, rank: u32, times: &Times, clock: &Clock) -> Vec<u32> {
         let (m, width) = (self.lists.num_microbatches, self.lists.width);
         let turn = |slot: usize| {
@@ -349,12 +350,12 @@ impl Graph {
         let mut openings = Vec::with_capacity(own.len());
         for node in self.sequence.iter().filter(|node| node.rank == rank) {
             let local = node.slot as usize % width;
+            if self.is_exchanged(node.slot, times.feeds, times.order) {
+                openings.push(openings.len() as u32);
+                continue;
+            }
             let given = match node.source {
-                MEETING => {
-                    openings.push(openings.len() as u32);
-                    continue;
-                }
-                NOTHING => None,
+                NOTHING | MEETING => None,
                 BOUNDARY => {
                     let (rows, microbatch) = if local < m {
                         (&times.feeds.forward, local)

@@ -230,8 +230,8 @@ impl Simulator {
     /// inputs on other ranks; 0 if it takes none from there. Of two that start together, the one of the lower rank is the first.
     /// Every action must take time.
     ///
-    /// If every rank opens each receive only after so many of its actions, then the ranks never wait in a circle, even if
-    /// each action waited for all receives that are open. For all of those wait for actions that are before it.
+    /// Suppose that every rank opens each receive only after so many of its actions, and that each action waits for all receives
+    /// that are open. The ranks still never wait in a circle, because what an open receive waits for starts before that action.
     /// *Complexity*: O(actions + boundary edges).
     pub fn openings(&mut self, rank: Rank) -> Vec<u32> {
         self.makespan_ns();

@@ -42,7 +42,5 @@ pub fn openings(
     } else {
         Simulator::with_lists(&input, &schedule.actions)?
     };
-    let openings = simulator.openings(layout.group(rank).unwrap_or(rank));
-    // Colocated ranks may encode for each other, of which the timeline of ranks that do not meet knows nothing.
-    Ok(if layout.is_colocated() { (0..).take(openings.len()).collect() } else { openings })
+    Ok(simulator.openings(layout.group(rank).unwrap_or(rank)))
 }

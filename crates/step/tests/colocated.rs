@@ -1,7 +1,6 @@
 //! The step scheduler on colocated ranks: sound schedules in every arm and degree of sharding, their times by sums, the
 //! best by brute force at tiny size, and memory.
 
-#[allow(dead_code, reason = "each test file takes what it needs")]
 use crate::fixture;
 use crate::scheduling::{all_arms, batch};
 use dflop_cost::{CostModel, RankMemory, RankMicrobatch, Sharding};

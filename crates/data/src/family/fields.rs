@@ -25,7 +25,8 @@ pub(super) fn image_fields(preprocessor: &Value) -> Fields<'_> {
     Fields { file: PREPROCESSOR, object: preprocessor.get("image_processor").unwrap_or(preprocessor) }
 }
 
-/// The fields of the processor, if `preprocessor` is its own file, in which those of the image processor are nested.
+/// The fields of the processor; `None` if `preprocessor` is the file of the image processor alone. In the processor's own
+/// file the image processor's fields stand under `image_processor`.
 pub(super) fn processor_fields(preprocessor: &Value) -> Option<Fields<'_>> {
     preprocessor.get("image_processor").map(|_| Fields { file: PROCESSOR, object: preprocessor })
 }

@@ -6,7 +6,7 @@
 //! image: <fake_token_around_image><row_1_col_1> features ... \n ... \n<fake_token_around_image><global-img> features ...
 //! ```
 //!
-//! An image that is no larger than a tile afterwards is one tile. So is any image where `do_image_splitting` is false.
+//! If the image is then no larger than a tile, it is one tile. With `do_image_splitting: false` every image is one tile.
 //! SmolVLM reads videos too ([`super::smolvlm_video`]). The arithmetic is that of Hugging Face transformers 5.23.0, with its
 //! floats and their rounding: `Idefics3ImageProcessor`, `SmolVLMImageProcessor` and their processors.
 
@@ -123,8 +123,8 @@ impl Idefics3 {
     /// The rule for a model's files: `config.json`, `preprocessor_config.json` (or a `processor_config.json` that holds
     /// the image processor's fields under `image_processor`), and those of the video processor.
     ///
-    /// Fields that are missing have the values transformers gives them. Where there are no settings for videos, those for
-    /// images are used, as in transformers.
+    /// A missing field has the value that transformers gives it. If there are no settings for videos, the settings for images
+    /// count, as in transformers.
     ///
     /// # Errors
     /// [`DataError::Config`] at the first field for which the processor and the model would disagree, or that this rule

@@ -6,8 +6,8 @@
 //! LLM: merge x merge patches a feature; a row of features ends with [IMG_BREAK], the last one with [IMG_END]
 //! ```
 //!
-//! The arithmetic is that of Hugging Face transformers 5.23.0, with its floats and their rounding: `PixtralProcessor`. It
-//! has `PixtralImageProcessor` round to patch times merge, whatever `patch_size` of that processor's own file says.
+//! The arithmetic is that of `PixtralProcessor` of Hugging Face transformers 5.23.0, with its floats and their rounding. That
+//! processor rounds sizes to patch times merge, whatever `patch_size` the image processor's own file says.
 
 use super::fields::{CONFIG, Fields, SIDE_MAX, image_fields, processor_fields};
 use super::{
@@ -123,7 +123,8 @@ impl Mistral3 {
         let config = Fields { file: CONFIG, object: &files.config };
         config.must_be("model_type", &[FAMILY], false)?;
         config.must_be("vision_config.model_type", &["pixtral"], true)?;
-        // A file without a vision configuration means that of Mistral Small. One that names no patch has the class's.
+        // Without a vision configuration the model is Mistral Small, with patches of 14. A vision configuration that names no
+        // patch size has the default of its class, 16.
         let default = if config.get("vision_config").is_none() { 14 } else { 16 };
         let patch = config.side("vision_config.patch_size")?.unwrap_or(default);
         let merge = config.side("spatial_merge_size")?.unwrap_or(2);
