@@ -73,9 +73,15 @@ def late_weights(plan, num_microbatches):
 
 
 def open_early(monkeypatch):
-    """Has receives opened as far ahead as may be, whatever the ranks that send have still to wait for."""
+    """Has all receives opened before the first action, whatever the ranks that send have still to wait for."""
 
     def of_all(lists, schedule):
-        return [0] * len(lists._checked(schedule, lists._mesh.rank, schedule.num_microbatches))
+        num_actions = len(lists._checked(schedule, lists._mesh.rank, schedule.num_microbatches))
+        return [dict.fromkeys(range(lists._mesh.plan.num_groups), 0)] * num_actions
 
     monkeypatch.setattr(ActionLists, "_openings", of_all)
+
+
+def open_late(monkeypatch):
+    """Has receives opened just before their actions, whatever the ranks that send wait for."""
+    monkeypatch.setattr(ActionLists, "_openings", lambda lists, schedule: [{}] * 2 * schedule.num_microbatches)

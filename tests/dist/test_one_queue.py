@@ -4,8 +4,8 @@
 all of a group. The executor opens receives ahead: with the latter a send waits behind them. So it opens none that
 waits for what this rank has still to send (`Plan.openings`).
 
-A GPU that loads a kernel, or gives memory back, first waits for all messages under way. Here it does so before
-every action (`waits`).
+A GPU that loads a kernel, or gives memory back, first waits for all messages under way, sends too. Here it does
+so before every action (`waits`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 import tiny_llava
 import torch
 import torch.distributed as dist
-from lists import open_early, random_lists
+from lists import open_early, open_late, random_lists
 from ranks import results, run_ranks
 from toy_run import (
     RankParts,
@@ -262,3 +262,27 @@ def test_receives_opened_too_early_hang_there(model_dir, tmp_path, monkeypatch):
     open_early(monkeypatch)
     plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(LLM))
     check_hangs(plan, make_schedule(LLM, 1), model_dir, tmp_path, True, waits=True)
+
+
+def ahead(num_microbatches):
+    """The encoder runs all its forwards first; the LLM takes forward and backward in turn."""
+    microbatches = range(num_microbatches)
+    return [
+        [f"0{letter}{j}" for letter in "FB" for j in microbatches],
+        [f"1{letter}{j}" for j in microbatches for letter in "FB"],
+    ]
+
+
+def test_an_encoder_far_ahead_ends_where_each_action_waits_for_all_messages(model_dir, tmp_path):
+    """The encoder waits for what it sent: the LLM's rank opens it in time, long before it needs it."""
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(LLM))
+    schedule = make_schedule(LLM, 1, actions=ahead(len(LLM)))
+    plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
+    assert losses(plan, schedule, model_dir, tmp_path, waits=True) == pytest.approx(plain, rel=1e-6)
+
+
+def test_receives_opened_too_late_hang_there(model_dir, tmp_path, monkeypatch):
+    """The LLM's rank waits to send a gradient that the encoder opens after its forwards, which wait for the LLM."""
+    open_late(monkeypatch)
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(LLM))
+    check_hangs(plan, make_schedule(LLM, 1, actions=ahead(len(LLM))), model_dir, tmp_path, True, waits=True)

@@ -72,7 +72,7 @@ impl CostModel {
             })
             .collect();
         let buffers = self.holding.buffers(steps.copies_rows);
-        let fullest = walk::fullest(&microbatches, steps.actions, buffers)?;
+        let fullest = walk::fullest(&microbatches, steps.actions, steps.openings, buffers)?;
         Ok((fullest, is_extrapolated))
     }
 
@@ -103,12 +103,8 @@ impl CostModel {
         }
         let m = steps.microbatches.len() as u32;
         let number = |action: &Action| chunk_of(action.stage) as u32 * m + action.microbatch;
-        let fullest = Self::fullest_of_chunks(
-            &of_chunks,
-            steps.actions,
-            number,
-            self.holding.buffers(steps.copies_rows),
-        )?;
+        let buffers = self.holding.buffers(steps.copies_rows);
+        let fullest = Self::fullest_of_chunks(&of_chunks, steps.actions, steps.openings, number, buffers)?;
         let fixed = self.sharded_memory(steps.role, steps.sharding);
         Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
     }
@@ -117,12 +113,13 @@ impl CostModel {
     fn fullest_of_chunks(
         microbatches: &[walk::MicrobatchBytes],
         actions: &[Action],
+        openings: &[u32],
         number: impl Fn(&Action) -> u32,
         buffers: holding::Buffers,
     ) -> Result<(walk::Load, Moment), MemoryError> {
         let numbered: Vec<Action> =
             actions.iter().map(|action| Action { microbatch: number(action), ..*action }).collect();
-        let (load, moment) = walk::fullest(microbatches, &numbered, buffers)?;
+        let (load, moment) = walk::fullest(microbatches, &numbered, openings, buffers)?;
         let named = |found: Action| actions[numbered.iter().position(|&a| a == found).unwrap_or(0)];
         let moment = match moment {
             Moment::Action(found) => Moment::Action(named(found)),
@@ -189,7 +186,7 @@ impl CostModel {
         bytes.incoming = message_bytes;
         let actions =
             [ActionKind::F, ActionKind::B].map(|kind| Action { stage: StageIndex(0), kind, microbatch: 0 });
-        let fullest = walk::fullest(&[bytes], &actions, self.holding.buffers(false))
+        let fullest = walk::fullest(&[bytes], &actions, &[], self.holding.buffers(false))
             .unwrap_or_else(|error| unreachable!("one microbatch goes forward and back: {error}"));
         let fixed = RankMemory {
             parameter_bytes: encoder_fixed.parameter_bytes.saturating_add(llm_fixed.parameter_bytes),
@@ -223,8 +220,10 @@ impl CostModel {
         let number = |action: &Action| {
             action.stage.0 / rank.num_ranks.max(1) * rank.num_microbatches + action.microbatch
         };
-        let fullest =
-            Self::fullest_of_chunks(&microbatches, rank.actions, number, self.holding.buffers(false))?;
+        // The receives of the next three actions are open beside those of the running one.
+        let openings: Vec<u32> = (0..rank.actions.len() as u32).map(|at| at.saturating_sub(3)).collect();
+        let buffers = self.holding.buffers(false);
+        let fullest = Self::fullest_of_chunks(&microbatches, rank.actions, &openings, number, buffers)?;
         let fixed = self.fixed_memory(RankRole::Stage(rank.whole), rank.sharding_degree);
         Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
     }

@@ -449,7 +449,7 @@ proptest! {
             let model = CostModel::with(&profile(), &cut(1, mode)).unwrap();
             let peak = |role| {
                 let steps = RankSteps {
-                    role, microbatches: &microbatches, actions: &actions, copies_rows: false, sharding: Sharding::NONE,
+                    role, microbatches: &microbatches, actions: &actions, openings: &[], copies_rows: false, sharding: Sharding::NONE,
                 };
                 model.rank_peak(&steps).unwrap().total_bytes()
             };

@@ -1,7 +1,7 @@
 //! The memory model against a plain simulation that allocates and frees named buffers, on random steps.
 
 use crate::heap::Rank;
-use crate::memory::{model, model_with, one, peak};
+use crate::memory::{four_open, model, model_with, one, peak};
 use dflop_cost::{Moment, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
 use dflop_types::{Action, ActionKind, EncoderSegments, StageIndex};
 use proptest::prelude::*;
@@ -47,15 +47,19 @@ proptest! {
     #[test]
     fn the_walk_is_a_heap_that_allocates_and_frees(
         role in role(), microbatches in prop::collection::vec(microbatch(), 1..8),
-        choices in prop::collection::vec(any::<u8>(), 24), copies_rows: bool, is_cuda: bool, is_split_counted: bool
+        choices in prop::collection::vec(any::<u8>(), 24), copies_rows: bool, is_cuda: bool, is_split_counted: bool,
+        early in prop::collection::vec(0u32..24, 24)
     ) {
         let model = model_with(if is_cuda { "cuda" } else { "cpu" }, is_split_counted);
         let actions = any_list(microbatches.len() as u32, &choices);
-        let steps = RankSteps { role, microbatches: &microbatches, actions: &actions, copies_rows, sharding: Sharding::NONE };
+        let openings: Vec<u32> = (0..actions.len() as u32).zip(early).map(|(at, early)| at.saturating_sub(early)).collect();
+        let steps = RankSteps {
+            role, microbatches: &microbatches, actions: &actions, openings: &openings, copies_rows, sharding: Sharding::NONE
+        };
         let found = model.rank_peak(&steps).unwrap();
         let fixed = model.fixed_memory(role, 1);
         let rank = Rank { role, microbatches: &microbatches, copies: copies_rows, keeps: !is_cuda, is_split_counted };
-        let most = rank.most(&actions);
+        let most = rank.most(&actions, &openings);
         prop_assert_eq!(found.total_bytes(), fixed.static_bytes() + most.max(fixed.workspace_bytes));
         prop_assert_eq!(found.total_bytes(), found.by_use().iter().map(|of_use| of_use.1).sum::<u64>());
         // A lower bound: any one microbatch alone, its backward as in the list.
@@ -78,7 +82,7 @@ proptest! {
         let model = model("cpu");
         let actions = any_list(microbatches.len() as u32, &choices);
         let total = |microbatches: &[RankMicrobatch]| {
-            let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: true, sharding: Sharding::NONE };
+            let steps = RankSteps { role, microbatches, actions: &actions, openings: &four_open(&actions), copies_rows: true, sharding: Sharding::NONE };
             model.rank_peak(&steps).unwrap().total_bytes()
         };
         let mut more = microbatches.clone();
@@ -108,7 +112,7 @@ proptest! {
         let moved = late.remove(from);
         late.insert(to.clamp(from, late.len()), moved);
         let total = |actions: &[Action]| {
-            let steps = RankSteps { role, microbatches: &microbatches, actions, copies_rows: false, sharding: Sharding::NONE };
+            let steps = RankSteps { role, microbatches: &microbatches, actions, openings: &four_open(actions), copies_rows: false, sharding: Sharding::NONE };
             model.rank_peak(&steps).unwrap()
         };
         let early = total(&actions);

@@ -308,7 +308,8 @@ fn fits(
     let of_rank = |rank: u32| {
         let actions = way.actions(rank)?;
         let role = RankRole::Stage(held(stages, way.pp, rank));
-        let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: false, sharding };
+        let steps =
+            RankSteps { role, microbatches, actions: &actions, openings: &[], copies_rows: false, sharding };
         let chunks: Vec<StageLayers> = stages.iter().copied().skip(rank as usize).step_by(pp).collect();
         model.interleaved_peak(&steps, &chunks, |stage| stage.index() / pp).ok()
     };
@@ -316,7 +317,8 @@ fn fits(
     let mut actions = way.actions(0)?;
     actions.retain(|action| action.stage == StageIndex(0));
     let role = RankRole::Encoder;
-    let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: false, sharding };
+    let steps =
+        RankSteps { role, microbatches, actions: &actions, openings: &[], copies_rows: false, sharding };
     let encoder = model.rank_peak(&steps).ok()?;
     let (first, end) = (of_rank(0)?, of_rank(last)?);
     // Encoder and first stage are on one device, which has its context only once.

@@ -29,6 +29,7 @@ impl CostModel {
             role,
             microbatches: &[RankMicrobatch { shape, feature_tokens }],
             actions: &[action(ActionKind::F), action(ActionKind::B)],
+            openings: &[],
             copies_rows: false,
             sharding: Sharding::NONE,
         };

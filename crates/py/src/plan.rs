@@ -3,6 +3,7 @@
 use crate::action::Action;
 use crate::error::{Kind, artifact, map, raise};
 use crate::value;
+use dflop_sim::Opening;
 use dflop_types::{Component, Placement, Rank, SampleIndex, StageIndex};
 use pyo3::prelude::*;
 use std::collections::{HashMap, HashSet};
@@ -207,11 +208,14 @@ impl Plan {
         Ok(list.iter().map(Action::from).collect())
     }
 
-    fn openings(&self, py: Python<'_>, schedule: &Schedule, rank: u32) -> PyResult<Vec<u32>> {
+    fn openings(&self, py: Python<'_>, schedule: &Schedule, rank: u32) -> PyResult<Vec<HashMap<u32, u32>>> {
         self.coordinates(rank)?;
         let best = &self.0.best;
-        py.detach(|| dflop_step::openings(&best.layout, best.pipeline_order, &schedule.0, Rank(rank)))
-            .map_err(map(Kind::Schedule))
+        let of_actions = py
+            .detach(|| dflop_step::openings(&best.layout, best.pipeline_order, &schedule.0, Rank(rank)))
+            .map_err(map(Kind::Schedule))?;
+        let by_giver = |openings: Vec<Opening>| openings.iter().map(|o| (o.giver.0, o.num_before)).collect();
+        Ok(of_actions.into_iter().map(by_giver).collect())
     }
 }
 

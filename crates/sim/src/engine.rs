@@ -56,6 +56,15 @@ pub(crate) struct Times<'a> {
     pub(crate) transfer_ns: u64,
 }
 
+/// From when on a rank may have the receive of a message open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opening {
+    /// The rank that gives the message.
+    pub giver: Rank,
+    /// How many actions of the rank that takes it come before.
+    pub num_before: u32,
+}
+
 /// Ends of the last pass; kept between passes so that a pass allocates nothing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Clock {
@@ -335,42 +344,53 @@ impl Graph {
         is_over && feeds.exchanges.get(order[microbatch] as usize).is_some_and(|&is_exchanged| is_exchanged)
     }
 
-    /// For each action of `rank`, in the order of its list: how many of the rank's actions start before the last of the actions
-    /// on other ranks that give its inputs, by the pass that `clock` holds; of two that start together, the one of the lower
-    /// rank is the first. 0 if it takes nothing from other ranks. Where colocated ranks exchange something before it, all actions
-    /// before it: which ranks give it is not in the graph.
-    pub(crate) fn openings(&self, rank: u32, times: &Times, clock: &Clock) -> Vec<u32> {
+    /// Calls `found` with rank, place in its list and opening of each message that an action takes from another rank, by the
+    /// pass that `clock` holds; of two actions that start together, the one of the lower rank is the first. Where colocated
+    /// ranks exchange something before an action, nothing is found: which ranks give it is not in the graph.
+    ///
+    /// `of_rank`: that rank alone.
+    pub(crate) fn openings(
+        &self,
+        of_rank: Option<u32>,
+        times: &Times,
+        clock: &Clock,
+        mut found: impl FnMut(u32, usize, Opening),
+    ) {
         let (m, width) = (self.lists.num_microbatches, self.lists.width);
         let turn = |slot: usize| {
             let start_ns = clock.end_ns[slot] - times.durations_ns[slot];
             (start_ns, self.rows[slot / width].rank)
         };
-        let own: Vec<(u64, u32)> =
-            self.lists.of(rank as usize).iter().map(|&slot| turn(slot as usize)).collect();
-        let mut openings = Vec::with_capacity(own.len());
-        for node in self.sequence.iter().filter(|node| node.rank == rank) {
-            let local = node.slot as usize % width;
-            if self.is_exchanged(node.slot, times.feeds, times.order) {
-                openings.push(openings.len() as u32);
-                continue;
-            }
-            let given = match node.source {
-                NOTHING | MEETING => None,
+        // What gives a message starts before the action that takes it. So the actions of a rank seen so far are enough.
+        let mut started = vec![Vec::new(); self.num_ranks()];
+        for node in self.sequence.iter().filter(|node| of_rank.is_none_or(|rank| rank == node.rank)) {
+            let own = &mut started[node.rank as usize];
+            let mut give = |slot: usize| {
+                let given = turn(slot);
+                let num_before = own.partition_point(|&own| own < given) as u32;
+                if given.1 != node.rank {
+                    found(node.rank, own.len(), Opening { giver: Rank(given.1), num_before });
+                }
+            };
+            match node.source {
+                _ if self.is_exchanged(node.slot, times.feeds, times.order) => {}
+                NOTHING | MEETING => {}
                 BOUNDARY => {
+                    let local = node.slot as usize % width;
                     let (rows, microbatch) = if local < m {
                         (&times.feeds.forward, local)
                     } else {
                         (&times.feeds.backward, local - m)
                     };
-                    let rows = rows.row(times.order[microbatch] as usize, node.detail).iter();
-                    rows.map(|&row| turn(row as usize * width + local)).max()
+                    let rows = rows.row(times.order[microbatch] as usize, node.detail);
+                    for &row in rows {
+                        give(row as usize * width + local);
+                    }
                 }
-                input => Some(turn(input as usize)),
-            };
-            let opening = given.map_or(0, |given| own.partition_point(|&own| own < given));
-            openings.push(opening as u32);
+                input => give(input as usize),
+            }
+            own.push(turn(node.slot as usize));
         }
-        openings
     }
 
     /// `[position][rank]`: how many actions of each rank come before each of `positions` in the topological order.

@@ -57,6 +57,7 @@ pub mod wiring;
 
 pub use bubble::{durations_of, idle_of, measured_lists, measured_timeline};
 pub use durations::Durations;
+pub use engine::Opening;
 pub use error::{SimError, Violation};
 pub use patch::MicrobatchDurations;
 pub use simulator::Simulator;

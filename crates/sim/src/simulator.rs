@@ -1,7 +1,7 @@
 //! The simulator: a step is checked and made ready once, and can then be timed many times.
 
 use crate::durations::Durations;
-use crate::engine::{Clock, Graph, Times};
+use crate::engine::{Clock, Graph, Opening, Times};
 use crate::error::SimError;
 use crate::lists::Lists;
 use crate::order;
@@ -226,14 +226,37 @@ impl Simulator {
         self.end_ns(true)
     }
 
-    /// For each action of `rank`, in the order of its list: how many of the rank's own actions start before what gives its
-    /// inputs on other ranks; 0 if it takes none from there. Of two that start together, the one of the lower rank is the first.
-    /// Every action must take time.
+    /// For each action of `rank`, in the order of its list, the messages that it takes from other ranks: a message's receive may
+    /// open after those of the rank's own actions that start before the action that gives the message. Of two that start
+    /// together, the one of the lower rank is the first. Every action must take time. What colocated ranks exchange is not among
+    /// the messages.
     ///
-    /// Suppose that every rank opens each receive only after so many of its actions, and that each action waits for all receives
-    /// that are open. The ranks still never wait in a circle, because what an open receive waits for starts before that action.
-    /// *Complexity*: O(actions + boundary edges).
-    pub fn openings(&mut self, rank: Rank) -> Vec<u32> {
+    /// Suppose that every rank opens each receive then, and that before each action it waits for all messages under way, those
+    /// that it sends too. The ranks still never wait in a circle: what an open receive waits for starts before that action, and
+    /// so does what comes before the receive of a message that was sent.
+    /// *Complexity*: O(actions + messages of the rank x log actions).
+    pub fn openings(&mut self, rank: Rank) -> Vec<Vec<Opening>> {
+        let num_actions = self.graph.lists.of(rank.0 as usize).len();
+        let mut openings = vec![Vec::new(); num_actions];
+        self.each_opening(Some(rank.0), |_, place, opening| openings[place].push(opening));
+        openings
+    }
+
+    /// `[rank][action]`: how many actions of the rank come before the first receive of this action opens, by
+    /// [`Simulator::openings`]. If it takes nothing from other ranks, all before it.
+    /// *Complexity*: O(actions + messages x log actions).
+    pub fn first_openings(&mut self) -> Vec<Vec<u32>> {
+        let num_ranks = self.graph.num_ranks();
+        let mut first: Vec<Vec<u32>> =
+            (0..num_ranks).map(|rank| (0..self.graph.lists.of(rank).len() as u32).collect()).collect();
+        self.each_opening(None, |rank, place, opening| {
+            let first = &mut first[rank as usize][place];
+            *first = opening.num_before.min(*first);
+        });
+        first
+    }
+
+    fn each_opening(&mut self, of_rank: Option<u32>, found: impl FnMut(u32, usize, Opening)) {
         self.makespan_ns();
         let times = Times {
             durations_ns: &self.durations_ns,
@@ -241,7 +264,7 @@ impl Simulator {
             order: &self.standing,
             transfer_ns: self.transfer_ns,
         };
-        self.graph.openings(rank.0, &times, &self.clock)
+        self.graph.openings(of_rank, &times, &self.clock, found);
     }
 
     /// Makespan in nanoseconds if `order[j]` were microbatch j, tails included.

@@ -400,5 +400,13 @@ fn receives_open_when_their_sender_starts() {
     };
     let mut simulator = Simulator::new(&step).unwrap();
     assert_eq!(list(1), "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1F4 1B3 1B4");
-    assert_eq!(simulator.openings(Rank(1)), [0, 0, 2, 1, 3, 5, 5, 7, 7, 9]);
+    let openings = simulator.openings(Rank(1));
+    let found: Vec<_> =
+        openings.iter().map(|of_action| (of_action[0].giver.0, of_action[0].num_before)).collect();
+    let (below, above) = ([0, 0, 1, 5, 7].into_iter(), [2, 3, 5, 7, 9].into_iter());
+    let (mut rows, mut gradients) = (below.map(|before| (0, before)), above.map(|before| (2, before)));
+    let expected: Vec<_> =
+        list(1).split(' ').map(|a| if a.contains('F') { rows.next() } else { gradients.next() }).collect();
+    assert_eq!(found.into_iter().map(Some).collect::<Vec<_>>(), expected);
+    assert_eq!(simulator.first_openings()[1], [0, 0, 2, 1, 3, 5, 5, 7, 7, 9]);
 }

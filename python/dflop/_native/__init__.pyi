@@ -353,13 +353,14 @@ class Plan:
         """(first layer, number of layers) of `stage` of the whole step, one of the encoder's."""
     def actions(self, rank: int) -> list[Action]:
         """The action list of `rank`: the very list the simulator times."""
-    def openings(self, schedule: Schedule, rank: int) -> list[int]:
-        """For each action of `rank` in `schedule`: how many of its own actions come before the receives open.
+    def openings(self, schedule: Schedule, rank: int) -> list[dict[int, int]]:
+        """For each action of `rank` in `schedule`, when its receives open.
 
-        0 for an action without inputs from other ranks. By one timeline of all ranks, in which a receive
-        opens no earlier than the action that gives the message starts: so no two ranks wait for each other,
-        even if a device waits for every receive that is open. ScheduleError if the lists make ranks wait in a
-        circle, or do not fit the layout.
+        By the tensor group of the sender: how many of the rank's own actions come before the receive opens;
+        empty for an action without inputs from other ranks, or if colocated ranks exchange them. By one
+        timeline of all ranks, in which a receive opens when the action starts that gives the message. So no
+        ranks wait for each other, even if a device waits for every message that is under way. ScheduleError
+        if the lists make ranks wait in a circle, or do not fit the layout.
         """
 
 @final

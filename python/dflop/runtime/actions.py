@@ -5,11 +5,10 @@
     0I3  the gradient of what came into the stage
     0W3  the gradients of the weights, at some time after
 
-Receives are opened ahead, so that a message moves while its rank computes, but not before the sender can have
-begun what it sends (`Plan.openings`). A GPU may wait for all receives that are open, for example to load a
-kernel. With one open that waits for what this rank has still to do, it would wait for ever. A GPU then waits
-for its sends too. Those end when their receives open; that no such waits make a circle is not proven for
-encoders that run many microbatches ahead (`docs/runtime.md`).
+Receives are opened ahead, so that a message moves while its rank computes: when the sender can have begun what
+it sends, no earlier and no later (`Plan.openings`). A GPU may wait for all messages under way, for example to
+load a kernel: for receives, which end when the sender has done its part, and for sends, which end when their
+receives have opened. Opened so, no such waits make a circle (`docs/runtime.md`).
 
 Each rank has one list a step. It comes from the schedule or, where the schedule has none, from the plan's
 pipeline order. In a colocated layout a rank holds stage 0 and stage 1, and its list has the actions of both:
@@ -26,7 +25,7 @@ from dflop.runtime.boundary import going
 from dflop.runtime.failure import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dflop._native import Action, Schedule
     from dflop.runtime.boundary import Transfer
@@ -69,16 +68,13 @@ class StepActions:
 class ActionLists:
     """The action lists of this rank and of the ranks it receives from."""
 
-    def __init__(self, mesh: Mesh, num_ahead: int = 4) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         """Nothing read yet.
 
         Args:
             mesh: This rank's coordinates.
-            num_ahead: Actions whose receives are open at a time, at most, the running one included; at least
-                1.
         """
         self._mesh = mesh
-        self._num_ahead = num_ahead
         self._of_plan: dict[int, list[Action]] = {}
 
     def of_step(self, schedule: Schedule, work: StepWork, *, is_evaluated: bool = False) -> StepActions:
@@ -128,12 +124,15 @@ class ActionLists:
         openings = self._openings(schedule)
         if is_evaluated:
             # Of the actions that come before, those that run.
-            openings = [sum(forwards[:opening]) for opening in compress(openings, forwards)]
+            openings = [
+                {giver: sum(forwards[:num_before]) for giver, num_before in of_action.items()}
+                for of_action in compress(openings, forwards)
+            ]
         split = frozenset((action.stage, action.microbatch) for action in own if action.letter == "I")
-        return StepActions(own, _opened(needed, openings, turns, self._num_ahead), split)
+        return StepActions(own, _opened(needed, openings, turns, self._mesh.plan.group), split)
 
-    def _openings(self, schedule: Schedule) -> Sequence[int]:
-        """For each action of this rank: how many of its actions come before the receives of that one open."""
+    def _openings(self, schedule: Schedule) -> Sequence[Mapping[int, int]]:
+        """For each action of this rank, by group: how many of its actions come before a receive opens."""
         return self._mesh.plan.openings(schedule, self._mesh.rank)
 
     def _check_results_of_own(self, step: int, own: Sequence[Action], work: StepWork) -> None:
@@ -233,17 +232,18 @@ def _turns(actions: Sequence[Action], is_gradient: bool) -> dict[tuple[int, int]
 
 def _opened(
     needed: Sequence[Sequence[Receive]],
-    openings: Sequence[int],
+    openings: Sequence[Mapping[int, int]],
     turns: Mapping[tuple[int, bool], Mapping[tuple[int, int], int]],
-    num_ahead: int,
+    group_of: Callable[[int], int],
 ) -> list[list[Receive]]:
     """For each action, the receives to open just before it.
 
     Args:
         needed: Those that each action needs.
-        openings: For each action, how many actions of this rank come before its receives open.
+        openings: For each action, by the group of the peer: how many actions of this rank come before the
+            receive opens. Of a group that is not there it opens just before the action.
         turns: By peer and direction, the order in which the peer sends.
-        num_ahead: Actions whose receives are open, at most.
+        group_of: The group of a rank.
 
     Returns:
         The same receives. Those of one peer and direction are in the order in which the peer sends them.
@@ -254,12 +254,13 @@ def _opened(
             ways[receive.transfer.peer, receive.is_gradient].append((position, receive))
     opened: list[list[Receive]] = [[] for _ in needed]
     for key, way in ways.items():
+        group = group_of(key[0])
         way.sort(key=lambda one, turn=turns[key]: turn[one[1].sender])
         # What is sent before a message is opened before it, even if it is needed later. So it does not wait
         # for other inputs of the action that needs it.
         latest = reversed(list(accumulate((at for at, _ in reversed(way)), min)))
         place = 0
         for (position, receive), last in zip(way, latest, strict=True):
-            place = max(place, last - num_ahead + 1, min(openings[position], last))
+            place = max(place, min(openings[position].get(group, position), last))
             opened[place].append(receive)
     return opened

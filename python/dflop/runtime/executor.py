@@ -48,7 +48,6 @@ class Executor:
         stages: Mapping[int, Stage],
         recorder: SpanRecorder,
         messages: Messages,
-        num_ahead: int = 4,
     ) -> None:
         """Ready for the first step.
 
@@ -57,12 +56,11 @@ class Executor:
             stages: Its pieces, by stage.
             recorder: Takes the span of each action.
             messages: Its traffic with other ranks.
-            num_ahead: As `ActionLists` takes it.
         """
         self._stages = stages
         self._recorder = recorder
         self._messages = messages
-        self._lists = ActionLists(mesh, num_ahead)
+        self._lists = ActionLists(mesh)
         # All ranks of a tensor group compute the same loss; only the first of them reports it.
         self._says_loss = mesh.tensor == 0
         self.running: str | None = None

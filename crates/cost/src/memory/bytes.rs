@@ -125,6 +125,8 @@ pub struct RankSteps<'a> {
     pub microbatches: &'a [RankMicrobatch],
     /// Its actions, in order.
     pub actions: &'a [Action],
+    /// For each action, how many come before its first receive opens, itself at most; where there is none, all before it.
+    pub openings: &'a [u32],
     /// Whether the rows of a message are gathered from the rows of the rank, and scattered into them. This is the
     /// case where a component has several replicas.
     pub copies_rows: bool,

@@ -3,14 +3,9 @@
 use crate::error::CostError;
 use dflop_types::{MemoryReserve, ModelProfile};
 
-/// Number of actions whose receives the runtime has open, including the running action (`num_ahead` of its executor).
-const NUM_AHEAD: usize = 4;
-
 /// How messages are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Buffers {
-    /// Number of actions whose receives are open, including the running action.
-    pub(crate) num_ahead: usize,
     /// Whether what was sent is held to the end of the step, or only until the next message goes.
     pub(crate) keeps_sent: bool,
     /// Whether rows are copied into messages and out of them.
@@ -55,7 +50,7 @@ impl Holding {
     }
 
     pub(crate) const fn buffers(&self, copies_rows: bool) -> Buffers {
-        Buffers { num_ahead: NUM_AHEAD, keeps_sent: self.keeps_sent, copies_rows }
+        Buffers { keeps_sent: self.keeps_sent, copies_rows }
     }
 
     pub(crate) const fn allocator_bytes(&self, tensor_bytes: u64) -> u64 {

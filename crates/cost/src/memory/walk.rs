@@ -145,12 +145,13 @@ struct Walk<'a> {
     peak: (Load, Moment),
 }
 
-/// The fullest moment of `actions` and what is held then; the first of equals.
+/// The fullest moment of `actions` and what is held then; the first of equals. `openings`: as in [`crate::RankSteps`].
 ///
 /// *Complexity*: O(a) for a actions.
 pub(crate) fn fullest(
     microbatches: &[MicrobatchBytes],
     actions: &[Action],
+    openings: &[u32],
     buffers: Buffers,
 ) -> Result<(Load, Moment), MemoryError> {
     let mut walk = Walk {
@@ -161,16 +162,17 @@ pub(crate) fn fullest(
         sent: 0,
         peak: (Load::default(), Moment::Optimizer),
     };
-    let mut posted = 0u64;
-    for action in &actions[..actions.len().min(buffers.num_ahead)] {
-        posted = posted.saturating_add(walk.message(*action)?);
-    }
+    // Messages whose receives open just before each action.
+    let mut opened = vec![0u64; actions.len()];
     for (position, action) in actions.iter().enumerate() {
-        walk.run(*action, posted)?;
-        posted = posted.saturating_sub(walk.message(*action)?);
-        if let Some(next) = actions.get(position + buffers.num_ahead) {
-            posted = posted.saturating_add(walk.message(*next)?);
-        }
+        let at = openings.get(position).map_or(position, |&num_before| position.min(num_before as usize));
+        opened[at] = opened[at].saturating_add(walk.message(*action)?);
+    }
+    let mut posted = 0u64;
+    for (&action, opened) in actions.iter().zip(opened) {
+        posted = posted.saturating_add(opened);
+        walk.run(action, posted)?;
+        posted = posted.saturating_sub(walk.message(action)?);
     }
     Ok(walk.peak)
 }

@@ -161,16 +161,13 @@ impl Rank<'_> {
     }
 
     /// The most bytes that `actions` ever hold, without what the rank holds whatever the samples.
-    pub(crate) fn most(self, actions: &[Action]) -> u64 {
+    pub(crate) fn most(self, actions: &[Action], openings: &[u32]) -> u64 {
         let mut run = Run { rank: self, heap: Heap::default(), sent: vec![], num_sent: 0 };
-        for action in actions.iter().take(4) {
-            run.post(*action);
-        }
         for (position, action) in actions.iter().enumerate() {
-            run.act(*action);
-            if let Some(next) = actions.get(position + 4) {
-                run.post(*next);
+            for (opened, _) in actions.iter().zip(openings).filter(|(_, at)| **at as usize == position) {
+                run.post(*opened);
             }
+            run.act(*action);
         }
         run.heap.most
     }

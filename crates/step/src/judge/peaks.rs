@@ -2,6 +2,7 @@
 
 use crate::colocated::memory;
 use crate::judge::work::{encoder_work, features, pack};
+use crate::openings::first_openings;
 use crate::scheduler::StepScheduler;
 use dflop_cost::{RankMemory, RankMicrobatch, RankRole, RankSteps, Sharding};
 use dflop_sim::order;
@@ -15,6 +16,20 @@ struct RankWork {
     stage: usize,
     role: RankRole,
     microbatches: Vec<RankMicrobatch>,
+}
+
+/// What one rank runs: its list, and how many actions come before the receives of each.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    actions: &'a [Action],
+    openings: &'a [u32],
+}
+
+impl<'a> Run<'a> {
+    /// One microbatch: its receives open just before its actions.
+    const fn alone(actions: &'a [Action]) -> Self {
+        Self { actions, openings: &[] }
+    }
 }
 
 /// The work of every rank, in their order. Degrees and samples have been checked.
@@ -57,9 +72,14 @@ pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Rank
     let first_ranks = (0..layout.encoder.pp + layout.llm.pp).map(|stage| layout.rank(0, StageIndex(stage)));
     let by_stage: Vec<Vec<Action>> =
         first_ranks.filter_map(|rank| order::of_rank(&layout, settings.pipeline_order, rank, m)).collect();
+    // Lists that cannot run have been refused. Should one come here, all its receives are open from the start.
+    let openings = first_openings(&layout, settings.pipeline_order, schedule).unwrap_or_else(|_| {
+        vec![vec![0; 3 * m as usize * layout.llm_interleave.max(1) as usize]; layout.num_ranks() as usize]
+    });
     let peak = |work: RankWork| {
         let list = schedule.actions.get(work.rank.index()).unwrap_or(&by_stage[work.stage]);
-        rank_peak(scheduler, work.stage, work.role, &work.microbatches, list)
+        let run = Run { actions: list, openings: &openings[work.rank.index()] };
+        rank_peak(scheduler, work.stage, work.role, &work.microbatches, run)
     };
     ranks(scheduler, schedule).into_iter().map(peak).collect()
 }
@@ -87,7 +107,7 @@ pub(crate) fn alone_bytes(
         |steps: &RankSteps| scheduler.model.rank_peak(steps).unwrap_or_else(|error| unreachable!("{error}"));
     let fixed = |role| {
         if layout.is_interleaved() {
-            let idle = peak(&rank_steps(scheduler, 0, role, &[], &[]));
+            let idle = peak(&rank_steps(scheduler, 0, role, &[], Run::alone(&[])));
             return idle.total_bytes().saturating_sub(idle.workspace_bytes);
         }
         scheduler.model.sharded_memory(role, sharding(scheduler, role)).total_bytes()
@@ -107,7 +127,13 @@ pub(crate) fn alone_bytes(
             };
             let fixed_bytes = fixed(role);
             let alone = |microbatch: &RankMicrobatch| {
-                let steps = rank_steps(scheduler, work.stage, role, std::slice::from_ref(microbatch), &list);
+                let steps = rank_steps(
+                    scheduler,
+                    work.stage,
+                    role,
+                    std::slice::from_ref(microbatch),
+                    Run::alone(&list),
+                );
                 if layout.is_interleaved() {
                     let added = scheduler.model.added_bytes(&steps);
                     return added.unwrap_or_else(|error| unreachable!("{error}"));
@@ -142,13 +168,13 @@ fn rank_steps<'a>(
     stage: usize,
     role: RankRole,
     microbatches: &'a [RankMicrobatch],
-    actions: &'a [Action],
+    Run { actions, openings }: Run<'a>,
 ) -> RankSteps<'a> {
     let layout = scheduler.settings.layout;
     // Rows are copied only at the boundary. Between two stages of a replica all rows are passed on as they are.
     let boundary = layout.encoder.pp as usize;
     let copies_rows = (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1;
-    RankSteps { role, microbatches, actions, copies_rows, sharding: sharding(scheduler, role) }
+    RankSteps { role, microbatches, actions, openings, copies_rows, sharding: sharding(scheduler, role) }
 }
 
 fn rank_peak(
@@ -156,10 +182,10 @@ fn rank_peak(
     stage: usize,
     role: RankRole,
     microbatches: &[RankMicrobatch],
-    actions: &[Action],
+    run: Run<'_>,
 ) -> RankMemory {
     let (layout, boundary) = (scheduler.settings.layout, scheduler.settings.layout.encoder.pp as usize);
-    let steps = rank_steps(scheduler, stage, role, microbatches, actions);
+    let steps = rank_steps(scheduler, stage, role, microbatches, run);
     let peak = if layout.is_interleaved() && stage >= boundary {
         let pp = layout.llm.pp as usize;
         let chunks: Vec<_> = scheduler.stages.iter().copied().skip(stage - boundary).step_by(pp).collect();
@@ -217,6 +243,6 @@ impl StepScheduler {
         } else {
             order::actions(self.settings.pipeline_order, StageIndex(0), 1, 1)
         };
-        rank_peak(self, stage, role, &microbatch, &list).total_bytes()
+        rank_peak(self, stage, role, &microbatch, Run::alone(&list)).total_bytes()
     }
 }
