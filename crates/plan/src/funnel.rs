@@ -33,7 +33,18 @@ const FIRST_MIN: usize = 2;
 const FIRST_SAMPLES: usize = 6_144;
 
 /// Samples in one batch beyond which the scheduler's whole search would take longer than all that comes before it.
-pub(crate) const WHOLE_SAMPLES_MAX: usize = 8_192;
+pub(crate) const WHOLE_SAMPLES_MAX: usize = 16_384;
+
+/// Samples in one batch beyond which a pipeline takes up to some seconds to judge: then one is judged, and last those that are all
+/// but full.
+const PIPELINE_SAMPLES_MAX: usize = 8_192;
+
+/// Samples in one batch from which on estimates order colocated layouts less surely: gathers within nodes and across them are some
+/// percent apart there. Up to [`WHOLE_SAMPLES_MAX`], [`FIRST_OF_LARGE`] candidates are then judged on the first batch.
+const LARGE_SAMPLES: usize = 8_192;
+
+/// As [`FIRST_MIN`], for large batches.
+const FIRST_OF_LARGE: usize = 4;
 
 /// Samples in one batch up to which the scheduler's whole search is cheap. It then judges all candidates near the best
 /// one, and it is also tried if the first answer does not fit into memory.
@@ -78,7 +89,9 @@ const fn far(step_ns: u64) -> u64 {
 
 /// How many candidates are judged on the first batch, if it has so many samples.
 fn first_of(num_samples: usize) -> usize {
-    (FIRST_SAMPLES / num_samples.max(1)).clamp(FIRST_MIN, FIRST_MAX)
+    let is_large = (LARGE_SAMPLES..=WHOLE_SAMPLES_MAX).contains(&num_samples);
+    let least = if is_large { FIRST_OF_LARGE } else { FIRST_MIN };
+    (FIRST_SAMPLES / num_samples.max(1)).clamp(least, FIRST_MAX)
 }
 
 /// A contender and its judged batches.
@@ -112,7 +125,7 @@ pub(crate) fn judge(
     // Where batches are large, few are judged. Of two pipelines that are estimated alike it is the one with ample memory: one
     // that is all but full takes several times as long to judge, and often does not fit.
     let key = |one: &Contender| {
-        let is_late = size > WHOLE_SAMPLES_MAX && one.rough.is_tight && !one.candidate.layout.is_colocated();
+        let is_late = size > PIPELINE_SAMPLES_MAX && one.rough.is_tight && !one.candidate.layout.is_colocated();
         let late_ns = if is_late { one.rough.step_ns / 32 } else { 0 };
         (one.rough.is_over, one.rough.step_ns.saturating_add(late_ns), one.rough, one.candidate)
     };
@@ -144,7 +157,7 @@ pub(crate) fn judge(
         // about it. One is enough where judging takes tens of seconds.
         let is_pipeline = |one: &Contender| !one.candidate.layout.is_colocated();
         let mut left: Vec<Contender> = waiting.collect();
-        let most = if size <= WHOLE_SAMPLES_MAX { PIPELINES.min(first) } else { 1 };
+        let most = if size <= PIPELINE_SAMPLES_MAX { PIPELINES.min(first) } else { 1 };
         let num_pipelines = judged.iter().filter(|one| is_pipeline(&one.contender)).count();
         if num_pipelines < most && !(input.halt)() {
             let next = taken(&mut left, most - num_pipelines, is_pipeline);

@@ -32,6 +32,19 @@ pub(crate) struct Wide {
     pub(crate) left_out_ns: Vec<u64>,
 }
 
+impl Wide {
+    /// Several as one, in this order.
+    fn joined(parts: Vec<Self>) -> Self {
+        let mut joined = Self::default();
+        for part in parts {
+            joined.space.candidates.extend(part.space.candidates);
+            joined.space.rejections.extend(part.space.rejections);
+            joined.left_out_ns.extend(part.left_out_ns);
+        }
+        joined
+    }
+}
+
 /// Pipelines with cut layers or several encoder stages. `plain` are the contenders that have neither.
 pub(crate) fn wide(
     input: &SearchInput<'_>,
@@ -45,30 +58,32 @@ pub(crate) fn wide(
         || ENCODER_STAGES.into_iter().filter(|&stages| stages <= rules.layers[0].max(1)).collect(),
         |stages| vec![stages],
     );
-    let mut wide = Wide::default();
     let is_plain: BTreeSet<Layout> = rules.plain().into_iter().collect();
-    for &degrees in models.degrees() {
-        for &stages in &of_encoder {
-            let layouts = rules.with_chunks(layouts_with(rules.ranks[0], stages, degrees));
-            let layouts = layouts.into_iter().filter(|layout| !is_plain.contains(layout)).collect();
-            let mut left_out_ns = Vec::new();
-            let space = rules.pipelines(layouts, |layout| {
-                let recompute = rules.only.first_modes();
-                let probe = Candidate { layout: *layout, num_microbatches: 1, recompute };
-                let (model, known) = (models.of(&probe), known.of(&probe));
-                let least_ns = work_min_ns(model, layout, &known.works);
-                if limit_ns.is_some_and(|limit| least_ns > limit) {
-                    left_out_ns.push(least_ns);
-                    return Vec::new();
-                }
-                ways(input, model, &known.sizes[0], layout)
-            });
-            wide.space.candidates.extend(space.candidates);
-            wide.space.rejections.extend(space.rejections);
-            wide.left_out_ns.extend(left_out_ns);
-        }
-    }
-    wide
+    let of = |&(degrees, stages): &([u32; 2], u32)| {
+        let layouts = rules.with_chunks(layouts_with(rules.ranks[0], stages, degrees));
+        let layouts = layouts.into_iter().filter(|layout| !is_plain.contains(layout)).collect();
+        let mut left_out_ns = Vec::new();
+        let space = rules.pipelines(layouts, |layout| {
+            let recompute = rules.only.first_modes();
+            let probe = Candidate { layout: *layout, num_microbatches: 1, recompute };
+            let (model, known) = (models.of(&probe), known.of(&probe));
+            let least_ns = work_min_ns(model, layout, &known.works);
+            if limit_ns.is_some_and(|limit| least_ns > limit) {
+                left_out_ns.push(least_ns);
+                return Vec::new();
+            }
+            ways(input, model, &known.sizes[0], layout)
+        });
+        Wide { space, left_out_ns }
+    };
+    let pairs: Vec<([u32; 2], u32)> = models
+        .degrees()
+        .iter()
+        .flat_map(|&degrees| of_encoder.iter().map(move |&stages| (degrees, stages)))
+        .collect();
+    // Those of few degrees have most layouts: each is taken by itself.
+    let found: Vec<Wide> = pairs.par_iter().with_max_len(1).map(of).collect();
+    Wide::joined(found)
 }
 
 /// Colocated layouts whose layers are cut over several ranks, with the modes of recomputation of the first round.
@@ -134,8 +149,7 @@ pub(crate) fn recomputing(
     candidates: &[Candidate],
     contenders: &[Contender],
 ) -> Result<Wide, PlanError> {
-    let mut wide = Wide::default();
-    let Some(budget_bytes) = input.memory_budget_bytes() else { return Ok(wide) };
+    let Some(budget_bytes) = input.memory_budget_bytes() else { return Ok(Wide::default()) };
     let first = input.only.first_modes();
     let is_tight: HashMap<&Candidate, bool> =
         contenders.iter().map(|contender| (&contender.candidate, contender.rough.is_tight)).collect();
@@ -148,7 +162,7 @@ pub(crate) fn recomputing(
     let is_asked = |pair: &Recomputation| *pair != first && input.only.has_modes(*pair);
     let every: Vec<Recomputation> = models.modes().iter().copied().filter(is_asked).collect();
     let alike: Vec<&[Candidate]> = tight.chunk_by(|a, b| a.layout == b.layout).collect();
-    let of_layout = |alike: &&[Candidate]| -> Result<Vec<Candidate>, PlanError> {
+    let of_layout = |alike: &&[Candidate]| -> Result<Wide, PlanError> {
         let has_model = |pair: &&Recomputation| models.has(&Candidate { recompute: **pair, ..alike[0] });
         let every: Vec<Recomputation> = every.iter().filter(has_model).copied().collect();
         let has_unequal = every.iter().any(|pair| pair.of_both().is_none());
@@ -177,19 +191,22 @@ pub(crate) fn recomputing(
         }
         // Candidates that differ in the number of microbatches alone follow each other, as `contenders` asks for.
         more.sort_by_key(|one: &Candidate| one.recompute);
-        Ok(more)
-    };
-    let more: Vec<Vec<Candidate>> = alike.par_iter().map(of_layout).collect::<Result<_, PlanError>>()?;
-    for alike in more.iter().flat_map(|more| more.chunk_by(|a, b| a.recompute == b.recompute)) {
-        let probe = &alike[0];
-        // The least work is that of a layout, whatever its number of microbatches is.
-        let least_ns = || work_min_ns(models.of(probe), &probe.layout, &known.of(probe).works);
-        match limit_ns.filter(|_| !probe.layout.is_colocated()) {
-            Some(limit) if least_ns() > limit => wide.left_out_ns.extend(alike.iter().map(|_| least_ns())),
-            _ => wide.space.candidates.extend(alike),
+        let mut wide = Wide::default();
+        for alike in more.chunk_by(|a, b| a.recompute == b.recompute) {
+            let probe = &alike[0];
+            // The least work is that of a layout, whatever its number of microbatches is.
+            let least_ns = || work_min_ns(models.of(probe), &probe.layout, &known.of(probe).works);
+            match limit_ns.filter(|_| !probe.layout.is_colocated()) {
+                Some(limit) if least_ns() > limit => {
+                    wide.left_out_ns.extend(std::iter::repeat_n(least_ns(), alike.len()));
+                }
+                _ => wide.space.candidates.extend(alike),
+            }
         }
-    }
-    Ok(wide)
+        Ok(wide)
+    };
+    let found: Vec<Wide> = alike.par_iter().map(of_layout).collect::<Result<_, PlanError>>()?;
+    Ok(Wide::joined(found))
 }
 
 /// The modes of `every` that give a pipeline ever more room in memory, with the least recomputation for it: of the two
