@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "num_candidates": quick.num_candidates,
         "num_judged": quick.num_judged,
         "seconds": seconds,
-        "plan": quick.ranked.first().map(|plan| format!("{}, {} microbatches", plan.layout, plan.num_microbatches)),
+        "plan": quick.ranked.first().map(|plan| format!("{}, {}, {} microbatches", plan.layout, plan.recompute, plan.num_microbatches)),
         "step_ns": step_ns(&quick),
         "work_bound_ns": quick.work_bound_ns,
     });
@@ -65,7 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         row["whole"] = json!({
             "num_judged": whole.num_judged,
             "seconds": seconds,
-            "plan": whole.ranked.first().map(|plan| format!("{}, {} microbatches", plan.layout, plan.num_microbatches)),
+            "plan": whole.ranked.first().map(|plan| format!("{}, {}, {} microbatches", plan.layout, plan.recompute, plan.num_microbatches)),
             "step_ns": step_ns(&whole),
         });
         row["regret"] = json!(regret);

@@ -23,11 +23,10 @@ pub(super) fn polish(
     while polished.len() < if is_small { NUM_RANKED } else { WHOLE_MAX } && !(input.halt)() {
         let best_ns = found.ranked.first().map_or(0, |plan| found.value_ns(plan));
         let is_open = |plan: &RankedPlan| !polished.contains(&Candidate::from(plan));
-        // A plan in front, or so near that the whole search may put it there. The search gains more on colocated ranks than
-        // on pipelines, so for those "near" is wider.
+        // A plan in front, or so near that the whole search may put it there: with few samples and a tight memory it gains a
+        // quarter.
         let is_near = |plan: &RankedPlan| {
-            let part = if plan.layout.is_colocated() { 4 } else { 8 };
-            let near_ns = if is_small { best_ns.saturating_add(best_ns / part) } else { best_ns };
+            let near_ns = if is_small { best_ns.saturating_add(best_ns / 4) } else { best_ns };
             found.value_ns(plan) <= near_ns
         };
         let next = found.ranked.iter().position(|plan| is_open(plan) && is_near(plan));
