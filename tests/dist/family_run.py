@@ -43,6 +43,7 @@ PARTS = {
 _MARKS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 _TOKENS = {
     "llava_onevision": ("<image>", "<video>"),
+    "llava": ("<image>",),
     "llava_next": ("<image>",),
     "idefics3": ("<image>",),
     "mistral3": ("[IMG]",),

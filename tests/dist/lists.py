@@ -84,4 +84,6 @@ def open_early(monkeypatch):
 
 def open_late(monkeypatch):
     """Has receives opened just before their actions, whatever the ranks that send wait for."""
-    monkeypatch.setattr(ActionLists, "_openings", lambda lists, schedule: [{}] * 2 * schedule.num_microbatches)
+    monkeypatch.setattr(
+        ActionLists, "_openings", lambda lists, schedule: [{}] * 2 * schedule.num_microbatches
+    )

@@ -32,6 +32,8 @@ TENSOR = ((1, 1, 1, 2, 2), (2, 1, 2, "colocated"), (1, 1, 2, 1, 2), (2, 3, 2, "c
 """Layouts whose ranks share layers."""
 LAYOUTS = ((2, 1, 2), (1, 1, 1), (2, 3), (2, 0))
 IN_SUITE = [
+    ("llava", "full", (1, 2, 1), "none"),
+    ("llava-siglip", "lora", (2, 1, 2), "full"),
     ("llava_next", "lora", (2, 1, 2), "none"),
     ("idefics3", "lora", (2, 1, 2), "full"),
     ("smolvlm", "full", (2, 3, 2, "colocated"), "none"),

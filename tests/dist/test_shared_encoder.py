@@ -70,8 +70,8 @@ def shard(model, num_ranks, whole_components):
     for layer in [*encoder_layers, *llm_layers]:
         fully_shard(layer, mesh=mesh)
     if whole_components:
-        # transformers finds the hidden states of a tower by its class, which FSDP changes: not of this one.
-        if not hasattr(model.model, "image_newline"):
+        # transformers finds the hidden states of a tower by its class, which FSDP changes: not of LLaVA's.
+        if not model.config.model_type.startswith("llava"):
             fully_shard(tower, mesh=mesh)
         for projector in ("multi_modal_projector", "connector"):
             if hasattr(model.model, projector):
@@ -201,7 +201,7 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
     assert "get_image_features" not in vars(model.model)
     balance_encoder(model).remove()
     with pytest.raises(
-        ValueError, match="`Linear` holds no model with an encoder of idefics3, internvl, llava_next"
+        ValueError, match="`Linear` holds no model with an encoder of idefics3, internvl, llava, llava_next"
     ):
         balance_encoder(torch.nn.Linear(1, 1))
 

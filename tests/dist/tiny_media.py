@@ -20,6 +20,7 @@ def make_model(name, folder):
     else:
         tokens = {
             "internvl": {"image_token_id": MEDIA_TOKEN},
+            "llava": {"image_token_index": MEDIA_TOKEN},
             "llava_next": {"image_token_index": MEDIA_TOKEN},
             "mistral3": {"image_token_index": MEDIA_TOKEN},
             "qwen2_audio": {"audio_token_index": MEDIA_TOKEN},
@@ -46,8 +47,8 @@ def is_of_patches(name):
 def microbatch(name, media, seed, num_text=7):
     """Arguments of the whole model for one row: `media` by kind and size, then text; labels are of the text.
 
-    Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of InternVL, Idefics3, SmolVLM and
-    Qwen2-Audio the number of tiles or sounds, of the Qwen vision models grids (kind, t, h, w).
+    Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of LLaVA, InternVL, Idefics3, SmolVLM
+    and Qwen2-Audio the number of tiles or sounds, of the Qwen vision models grids (kind, t, h, w).
     """
     if name == "llava_onevision":
         sample = tiny_llava.Sample(media, num_text, seed)
@@ -59,6 +60,9 @@ def microbatch(name, media, seed, num_text=7):
         arguments["pixel_values"] = torch.randn(len(media), 5, 3, 56, 56, generator=generator)
         arguments["image_sizes"] = torch.tensor(media)
         ids = [MEDIA_TOKEN] * sum(_features_of_next(*size) for size in media)
+    elif name == "llava" and media:
+        arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
+        ids = [MEDIA_TOKEN] * (16 * media)
     elif name == "mistral3" and media:
         # Padded to the largest, as the processor gives pictures.
         height, width = (max(size[axis] for size in media) for axis in (0, 1))
@@ -133,6 +137,7 @@ STEPS = {
     "internvl": [[3, 0, 1, 6], [0, 1, 0, 0], [0, 0, 0, 0]],
     "qwen2_audio": [[3, 0, 1, 2], [0, 1, 0, 0], [0, 0, 0, 0]],
 }
+STEPS["llava"] = STEPS["internvl"]
 STEPS["mistral3"] = [
     [[(112, 84), (28, 56)], [], [(84, 28)], [(56, 56), (28, 28)]],
     [[], [(56, 112)], [], []],

@@ -86,6 +86,11 @@ SETTINGS = {
                         {"size": {"height": TILE, "width": TILE}, "image_grid_pinpoints": PINPOINTS, **_MEAN}, None, PICTURES),
     "llava_onevision-llama3": ({**_ONEVISION, "text_config": {**TEXT, **_LLAMA_3}},
                                {"size": {"height": TILE, "width": TILE}, "image_grid_pinpoints": PINPOINTS, **_MEAN}, None, PICTURES),
+    "llava": (_tiny("llava", image_token_index=IMAGE),
+              {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 56},
+               "crop_size": {"height": 56, "width": 56}, **_MEAN}, None, IMAGES),
+    "llava-siglip": (_tiny("llava-siglip", image_token_index=IMAGE),
+                     {"image_processor_type": "SiglipImageProcessor", "size": {"height": 56, "width": 56}, **_MEAN}, None, IMAGES),
     "llava_next": (_tiny("llava_next", image_token_index=IMAGE),
                    {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56},
                     "image_grid_pinpoints": TINY["llava_next"]["image_grid_pinpoints"], **_MEAN}, None, IMAGES),
@@ -311,6 +316,15 @@ def _llava_onevision(adapter, media):
         sizes = {key: value for key, value in _fields(adapter).items() if key != "image_grid_pinpoints"}
         found.update(LlavaOnevisionVideoProcessor(**sizes)(videos, return_tensors="pt"))
     return found
+
+
+def _llava(adapter, media):
+    from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil
+
+    fields = _fields(adapter)
+    made = {"CLIPImageProcessor": CLIPImageProcessorPil, "SiglipImageProcessor": SiglipImageProcessorPil}
+    images = [medium.pictures[0] for medium in media]
+    return dict(made[fields.pop("image_processor_type")](**fields)(images, return_tensors="pt"))
 
 
 def _llava_next(adapter, media):

@@ -57,6 +57,19 @@ CONFIGS = {
         "text_config": {**LLAMA, "attention_bias": True, "mlp_bias": True},
         "multimodal_projector_bias": False,
     },
+    "llava": {
+        "model_type": "llava",
+        "vision_config": {**TILES, "model_type": "clip_vision_model"},
+        "text_config": LLAMA,
+    },
+    "llava siglip": {
+        "model_type": "llava",
+        "vision_config": {**TILES, "model_type": "siglip_vision_model"},
+        "text_config": QWEN2,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "multimodal_projector_bias": False,
+    },
     "llava_next": {
         "model_type": "llava_next",
         "vision_config": {**TILES, "model_type": "clip_vision_model"},

@@ -67,8 +67,12 @@ def encoder_layers(name, tower):
     return tower.blocks if name.startswith("qwen") else tower.encoder.layers
 
 
+WITH_CLIP = {"llava", "llava_next"}
+"""Their tower has a class token, and a norm before its layers; all layers but the last are read."""
+
+
 def tile_tokens(name):
-    return 12 if name == "qwen2_audio" else 16 + (name.startswith(("llava_next", "internvl")))
+    return 12 if name == "qwen2_audio" else 16 + (name in WITH_CLIP or name.startswith("internvl"))
 
 
 def is_native(name):
@@ -122,14 +126,14 @@ def encoder_embedding(name):
             lambda rows: embed_patches(tower, rows), patches, False, [16, 8], [tower.patch_conv, tower.ln_pre]
         )
     parts = [tower.embeddings]
-    if name == "llava_next":
+    if name in WITH_CLIP:
         parts.append(tower.pre_layrnorm)
 
     def run(pixels):
         if name in SHUFFLED:
             return tower.embeddings(pixels, torch.ones(2, 4, 4, dtype=torch.bool))
         hidden = tower.embeddings(pixels)
-        return tower.pre_layrnorm(hidden) if name == "llava_next" else hidden
+        return tower.pre_layrnorm(hidden) if name in WITH_CLIP else hidden
 
     return Ran(run, torch.randn(2, 3, 28, 28), False, [tile_tokens(name)] * 2, parts)
 
@@ -172,14 +176,15 @@ def projector(name):
 
         parts = [tower.layernorm, last]
     else:
-        first = 1 if name == "llava_next" else 0
+        first = int(name in WITH_CLIP)
 
         def run(hidden):
             return last(hidden[:, first:])
 
-        unread = [tower.encoder.layers[1]] if name == "llava_next" else []
+        unread = [tower.encoder.layers[1]] if name in WITH_CLIP else []
         head = [tower.head] if hasattr(tower, "head") else []
-        newline = SimpleNamespace(parameters=lambda: [model.model.image_newline])
+        newlines = [p for p in [getattr(model.model, "image_newline", None)] if p is not None]
+        newline = SimpleNamespace(parameters=lambda: newlines)
         parts = [tower.post_layernorm, *head, *unread, newline, last]
     tokens = tile_tokens(name)
     return Ran(run, torch.randn(2, tokens, 32), True, [tokens] * 2, parts)
@@ -283,7 +288,7 @@ def test_the_whole_has_the_parameters_of_the_model(name):
     counted, total = testing.model_modules(json.dumps(CONFIGS[name]))
     model = build(name)
     assert total == sum(p.numel() for p in model.parameters())
-    layers = len(encoder_layers(name, encoder_tower(model))) - (name == "llava_next")
+    layers = len(encoder_layers(name, encoder_tower(model))) - (name in WITH_CLIP)
     windows = counted.get("encoder_window_layer", (0, 0))[0]
     assert counted["encoder_layer"][0] + windows == layers
     assert counted["llm_layer"][0] == len(backbone_of(model).layers)

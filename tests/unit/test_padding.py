@@ -25,6 +25,7 @@ MEDIA = {
     "mistral3": [[(56, 84)], [], [(56, 84), (56, 84)]],
     "smolvlm": [2, 0, 2],
     "qwen2_vl": [[("image", 1, 16, 12), ("image", 1, 4, 4)], [], [("video", 3, 8, 6)]],
+    "llava": [4, 0, 1],
     "llava_next": [[(112, 112)], [], [(56, 112), (112, 112)]],
 }
 MEDIA["qwen2_5_vl"] = MEDIA["qwen3_vl"] = MEDIA["qwen3_vl_moe"] = MEDIA["qwen2_vl"]

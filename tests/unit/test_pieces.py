@@ -87,9 +87,10 @@ def test_pieces_run_forward_and_backward_at_any_packing(tmp_path, name):
         wanted = {path: p for path, p in module.named_parameters() if p.requires_grad}
         assert wanted
         idle = {path for path, parameter in wanted.items() if parameter.grad is None}
-        # The last layer and norm of LLaVA-NeXT's tower are held, as in training, and not run.
-        assert all(path.startswith("unread.") or "post_layernorm" in path for path in idle)
-        assert not idle or (name, piece.name) == ("llava_next", "encoder_embedding")
+        # The last layer and norm of LLaVA's tower, and SigLIP's head, are held, as in training, and not run.
+        unread = ("unread.", "post_layernorm", ".head.")
+        assert all(any(part in path for part in unread) for path in idle)
+        assert not idle or name.startswith("llava") and piece.name == "encoder_embedding"
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -134,7 +135,8 @@ def encoder_inputs(name, model):
             return pixels_NCHW, torch.cat([found, alone, inner.image_newline[None]])
         if name in ("idefics3", "smolvlm"):
             return pixels_NCHW, torch.cat(inner.get_image_features(pixels_NCHW[None]).pooler_output)
-        return pixels_NCHW, inner.get_image_features(pixels_NCHW).pooler_output.flatten(0, 1)
+        found = inner.get_image_features(pixels_NCHW).pooler_output
+        return pixels_NCHW, torch.cat(found) if name.startswith("llava") else found.flatten(0, 1)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -144,7 +146,7 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
     inputs, wanted = encoder_inputs(name, as_hugging_face(model))
     embedding, projector = (taken(pieces[part], model) for part in ("encoder_embedding", "projector"))
     stack = taken(pieces["encoder_layer"], model)
-    if name == "llava_next":
+    if name in ("llava", "llava_next"):
         # Its features are those of the last layer but one.
         stack.layers = stack.layers[: pieces["encoder_layer"].count]
     with torch.no_grad():

@@ -76,6 +76,29 @@ TINY = {
         "text_config": {**TEXT, "model_type": "qwen3_moe", **_EXPERTS},
         "tie_word_embeddings": False,
     },
+    "llava": {
+        "vision_config": {
+            **_VISION,
+            "model_type": "clip_vision_model",
+            "image_size": 56,
+            "projection_dim": 8,
+        },
+        "text_config": {**TEXT, "model_type": "llama"},
+        "tie_word_embeddings": False,
+    },
+    # As LLaVA-Interleave.
+    "llava-siglip": {
+        "vision_config": {
+            **_VISION,
+            "model_type": "siglip_vision_model",
+            "image_size": 56,
+            "vision_use_head": False,
+        },
+        "text_config": {**TEXT, "model_type": "qwen2"},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "tie_word_embeddings": False,
+    },
     "llava_next": {
         "vision_config": {
             **_VISION,

@@ -15,10 +15,11 @@ mod qwen3;
 mod qwen3_vl;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 12] = [
+pub const FAMILIES: [&str; 13] = [
     "idefics3",
     "smolvlm",
     "llava_onevision",
+    "llava",
     "llava_next",
     "internvl",
     "internvl_chat",
@@ -44,7 +45,7 @@ impl Architecture {
         }
         match found {
             "llava_onevision" => llava(config, "llava_onevision"),
-            "llava_next" => llava(config, "llava_next"),
+            "llava" | "llava_next" => llava(config, found),
             "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),
@@ -196,12 +197,12 @@ fn tiles(vision: &Section, num_class_tokens: u64, has_patch_bias: bool) -> Resul
     })
 }
 
-/// LLaVA-OneVision and LLaVA-NeXT: SigLIP or CLIP, two products, a newline.
+/// LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision: SigLIP or CLIP, two products; the last two have a newline.
 fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
-    let is_next = family == "llava_next";
+    let (is_one_vision, is_next) = (family == "llava_onevision", family == "llava_next");
     let named = section(config, "vision_config", &[])?;
     named.must_be("model_type", &["siglip_vision_model", "clip_vision_model"])?;
-    let absent = if is_next { "clip_vision_model" } else { "siglip_vision_model" };
+    let absent = if is_one_vision { "siglip_vision_model" } else { "clip_vision_model" };
     let is_clip = named.get("model_type").and_then(Value::as_str).unwrap_or(absent) == "clip_vision_model";
     let mut encoder = if is_clip {
         let clip = tiles(&Section { defaults: CLIP, ..named }, 1, false)?;
@@ -222,13 +223,13 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
         let has_head = vision.flag("vision_use_head", true)?;
         Encoder { num_unread_parameters: 2 * w + if has_head { head } else { 0 }, ..siglip }
     };
-    let absent_layer = if is_next { -2 } else { -1 };
+    let absent_layer = if is_one_vision { -1 } else { -2 };
     (encoder.num_layers, encoder.num_unread_layers) = layers_read(config, encoder.num_layers, absent_layer)?;
     let whole = Section { path: "", object: config, defaults: &[] };
     whole.must_be("vision_feature_select_strategy", &["default", "full"])?;
     let strategy = whole.get("vision_feature_select_strategy").and_then(Value::as_str);
-    let drops_class = strategy.unwrap_or(if is_next { "default" } else { "full" }) == "default";
-    let mut llm = text(config, "text_config", if is_next { "llama" } else { "qwen2" })?;
+    let drops_class = strategy.unwrap_or(if is_one_vision { "full" } else { "default" }) == "default";
+    let mut llm = text(config, "text_config", if is_one_vision { "qwen2" } else { "llama" })?;
     if is_next {
         // Not asked of the backbone here.
         llm.is_tied = whole.flag(TIED, false)?;
@@ -241,7 +242,7 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
         reduced_width: None,
         inner_width: Some(llm.width),
         has_bias: whole.flag("multimodal_projector_bias", true)?,
-        num_table_parameters: llm.width,
+        num_table_parameters: if is_one_vision || is_next { llm.width } else { 0 },
         num_deep_layers: 0,
     };
     Ok(Architecture { family: family.to_owned(), encoder, projector, llm })

@@ -125,7 +125,8 @@ pub(crate) fn judge(
     // Where batches are large, few are judged. Of two pipelines that are estimated alike it is the one with ample memory: one
     // that is all but full takes several times as long to judge, and often does not fit.
     let key = |one: &Contender| {
-        let is_late = size > PIPELINE_SAMPLES_MAX && one.rough.is_tight && !one.candidate.layout.is_colocated();
+        let is_late =
+            size > PIPELINE_SAMPLES_MAX && one.rough.is_tight && !one.candidate.layout.is_colocated();
         let late_ns = if is_late { one.rough.step_ns / 32 } else { 0 };
         (one.rough.is_over, one.rough.step_ns.saturating_add(late_ns), one.rough, one.candidate)
     };

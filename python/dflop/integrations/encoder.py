@@ -285,7 +285,7 @@ class BalancedEncoder:
                 self._unread = [p for p in self._tower.parameters() if id(p) not in used]
             token = depend(self._new_token(), self._unread)
         else:
-            token = pass_children(self._tower, self._new_token())
+            token = pass_children(self._tower, self._new_token(), self._family.unread(self._tower))
         if has_idle:
             header = [0] * (2 + _MAX_DIMENSIONS)
             if features is not None:
@@ -318,7 +318,7 @@ def balance_encoder(
     In evaluation mode the model is as before.
 
     Args:
-        model: LLaVA-NeXT, LLaVA-OneVision, InternVL, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2-Audio,
+        model: LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision, InternVL, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2-Audio,
             Idefics3, SmolVLM or Mistral3 of transformers.
         group: the data-parallel ranks, or a mesh of one dimension; None: all ranks. Without a process group,
             or of one rank, there is nothing to share and the model runs as it was.

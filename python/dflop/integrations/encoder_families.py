@@ -34,6 +34,10 @@ class TileTower:
     backbone: ClassVar[str] = "language_model"
     projector: ClassVar[str | None] = "multi_modal_projector"
     parameters: ClassVar[tuple[str, ...]] = ("image_newline",)
+    blocks: ClassVar[str] = "encoder.layers"
+    """Path of the layers in the tower."""
+    after_blocks: ClassVar[tuple[str, ...]] = ("post_layernorm", "head")
+    """What comes after all layers, if it is there, and is not read."""
     has_grids: ClassVar[bool] = False
     """Whether units differ in height and width."""
     methods: ClassVar[tuple[str, ...]] = ("get_image_features", "get_video_features")
@@ -67,6 +71,21 @@ class TileTower:
         # A rank without media of its own was not told which layers are read.
         return forward(media.rows, **{"output_hidden_states": True, **media.extra})
 
+    def unread(self, tower: nn.Module) -> list[nn.Module]:
+        """Modules that run whenever the tower does, and that no feature depends on.
+
+        Args:
+            tower: as the model holds it.
+
+        Returns:
+            The layers after the last that is read, and what comes after all layers.
+        """
+        inner: Any = getattr(tower, "vision_model", tower)
+        layers = list(inner.get_submodule(self.blocks))
+        last = max(layer % (len(layers) + 1) for layer in self.layers())
+        after = [module for name, module in inner.named_children() if name in self.after_blocks]
+        return [*layers[last:], *after]
+
     def layers(self) -> list[int]:
         """Of which layers the model reads the output."""
         layers = self.config.vision_feature_layer
@@ -94,11 +113,23 @@ class OneKindTower(TileTower):
     methods = ("get_image_features",)
 
 
+class SquareTower(OneKindTower):
+    """LLaVA 1.5: an image is one tile, and no newline stands among its features."""
+
+    parameters = ()
+
+
 class InternTower(TileTower):
     """InternVL: of its last layer it reads what is after the norm."""
 
+    blocks = "encoder.layer"
+    after_blocks = ("layernorm",)
     parameters = ()
     methods = ("get_image_features",)
+
+    def unread(self, tower: nn.Module) -> list[nn.Module]:
+        """As of the base class."""
+        return [] if self.layers() == [-1] else super().unread(tower)
 
     def features(self, output: Any) -> torch.Tensor:
         """As of the base class."""
@@ -115,6 +146,11 @@ class NormedTower(TileTower):
     """A tower of which the model reads what is after the last norm."""
 
     parameters = ()
+
+    def unread(self, tower: nn.Module) -> list[nn.Module]:
+        """All is read."""
+        del tower
+        return []
 
     def features(self, output: Any) -> torch.Tensor:
         """After the norm."""
@@ -182,6 +218,11 @@ class PatchTower(TileTower):
         self._depth = int(vision.depth)
         self._full = len(vision.fullatt_block_indexes) if is_windowed else self._depth
         self._window = (int(vision.window_size) // int(vision.patch_size)) ** 2 if is_windowed else 0
+
+    def unread(self, tower: nn.Module) -> list[nn.Module]:
+        """All is read."""
+        del tower
+        return []
 
     def widths(self) -> tuple[int, int]:
         """Width of a block, and of the maps of its MLP together."""
@@ -268,6 +309,8 @@ class DeepPatchTower(PatchTower):
 class PictureTower(TileTower):
     """Mistral3 (Pixtral): a unit is a picture of its own size; calls pad pictures to the largest."""
 
+    blocks = "transformer.layers"
+    after_blocks = ()
     has_grids = True
     parameters = ()
     methods = ("get_image_features",)
@@ -392,6 +435,7 @@ class SoundTower(NormedTower):
 
 
 TOWERS: dict[str, type[TileTower]] = {
+    "llava": SquareTower,
     "llava_next": OneKindTower,
     "llava_onevision": TileTower,
     "idefics3": ShuffledTower,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     import torch
     from torch import nn
@@ -59,7 +59,7 @@ def reached(result: torch.Tensor) -> set[int]:
     return found
 
 
-def pass_children(module: nn.Module, token: torch.Tensor) -> torch.Tensor:
+def pass_children(module: nn.Module, token: torch.Tensor, unread: Collection[nn.Module] = ()) -> torch.Tensor:
     """`token`, after each module inside `module` was called in the order of its registration.
 
     The module's own hooks are the caller's: call this where its `forward` would run.
@@ -67,21 +67,24 @@ def pass_children(module: nn.Module, token: torch.Tensor) -> torch.Tensor:
     Args:
         module: of which nothing is computed.
         token: a number.
+        unread: modules inside it whose results nobody reads on other ranks. They are called, and what they
+            hand on is not read here either: FSDP gathers them in the forward and has no backward of them.
 
     Returns:
-        The same number, a function of each parameter that trains.
+        The same number, a function of each parameter that trains, if it is whole or its module is read.
     """
     inner = [m for m in module.modules() if m is not module]
     before: list[tuple[nn.Module, dict[str, Any]]] = []
     try:
         for m in inner:
-            changed: dict[str, Any] = {"forward": _hand_on(m)}
+            changed: dict[str, Any] = {"forward": _hand_on(m, unread)}
             # A recomputation would call the real forward; there is nothing to save here.
             if getattr(m, "gradient_checkpointing", False):
                 changed["gradient_checkpointing"] = False
             before.append((m, {name: m.__dict__[name] for name in changed if name in m.__dict__}))
             m.__dict__.update(changed)
-        return _hand_on(module)(token)
+        token = _hand_on(module, unread)(token)
+        return depend(token, [p for m in unread for p in m.parameters()])
     finally:
         for m, old in before:
             for name in ("forward", "gradient_checkpointing"):
@@ -112,11 +115,12 @@ def pass_module(module: nn.Module, token: torch.Tensor) -> torch.Tensor:
             module.__dict__["forward"] = old
 
 
-def _hand_on(module: nn.Module) -> Callable[..., torch.Tensor]:
+def _hand_on(module: nn.Module, unread: Collection[nn.Module] = ()) -> Callable[..., torch.Tensor]:
     def forward(token: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         token = depend(token, module.parameters(recurse=False))
         for child in module.children():
-            token = child(token)
+            passed = child(token)
+            token = token if any(child is one for one in unread) else passed
         return token
 
     return forward

@@ -5,10 +5,10 @@
     0I3  the gradient of what came into the stage
     0W3  the gradients of the weights, at some time after
 
-Receives are opened ahead, so that a message moves while its rank computes: when the sender can have begun what
-it sends, no earlier and no later (`Plan.openings`). A GPU may wait for all messages under way, for example to
-load a kernel: for receives, which end when the sender has done its part, and for sends, which end when their
-receives have opened. Opened so, no such waits make a circle (`docs/runtime.md`).
+Receives are opened ahead, so that a message moves while its rank computes: when the sender can have begun
+what it sends, no earlier and no later (`Plan.openings`). A GPU may wait for all messages under way, for
+example to load a kernel: for receives, which end when the sender has done its part, and for sends, which end
+when their receives have opened. Opened so, no such waits make a circle (`docs/runtime.md`).
 
 Each rank has one list a step. It comes from the schedule or, where the schedule has none, from the plan's
 pipeline order. In a colocated layout a rank holds stage 0 and stage 1, and its list has the actions of both:

@@ -13,6 +13,7 @@
 //! The arithmetic is that of Hugging Face transformers 5.23.0 (`LlavaNextProcessor`, `LlavaNextModel`).
 
 use super::anyres::{Pinpoints, unpadded};
+use super::clip::{ENCODERS, encoder_sides, is_siglip};
 use super::fields::{CONFIG, Fields, image_fields, processor_fields};
 use super::{
     Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, unread,
@@ -138,32 +139,9 @@ impl LlavaNext {
     }
 }
 
-/// Sides of a tile and of a patch, in pixels.
-fn encoder_sides(config: &Fields<'_>) -> Result<(u32, u32), DataError> {
-    // No vision configuration is that of CLIP-L 336/14; one without sizes has those of its own model's base.
-    let default = if config.get("vision_config").is_none() {
-        (336, 14)
-    } else if is_siglip(config) {
-        (224, 16)
-    } else {
-        (224, 32)
-    };
-    let image_size = config.side("vision_config.image_size")?.unwrap_or(default.0);
-    let patch_size = config.side("vision_config.patch_size")?.unwrap_or(default.1);
-    if patch_size > image_size {
-        let rule = format!("larger than the image size {image_size}");
-        return Err(config.error("vision_config.patch_size", rule));
-    }
-    Ok((image_size, patch_size))
-}
-
-fn is_siglip(config: &Fields<'_>) -> bool {
-    config.get("vision_config.model_type").is_some_and(|name| name == "siglip_vision_model")
-}
-
 /// Whether the encoder has a CLS, which the strategy must then drop.
 fn encoder_has_cls(config: &Fields<'_>) -> Result<bool, DataError> {
-    config.must_be("vision_config.model_type", &["clip_vision_model", "siglip_vision_model"], true)?;
+    config.must_be("vision_config.model_type", &ENCODERS, true)?;
     let has_cls = !is_siglip(config);
     let strategy = if has_cls { "default" } else { "full" };
     // What is missing is `default`.

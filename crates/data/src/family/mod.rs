@@ -4,10 +4,12 @@
 
 mod anyres;
 mod callable;
+mod clip;
 mod fields;
 mod idefics3;
 mod internvl;
 mod internvl_video;
+mod llava;
 mod llava_next;
 mod llava_onevision;
 mod mistral3;
@@ -24,6 +26,7 @@ mod video_settings;
 pub use callable::{Callable, GivenFamily, Question};
 pub use idefics3::Idefics3;
 pub use internvl::InternVl;
+pub use llava::Llava;
 pub use llava_next::LlavaNext;
 pub use llava_onevision::LlavaOnevision;
 pub use mistral3::Mistral3;
@@ -194,12 +197,13 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 11] = [
+const FAMILIES: [(&str, Maker); 12] = [
     ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("internvl", |files| {
         InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
             .map(|f| Box::new(f) as _)
     }),
+    ("llava", |files| Llava::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)),
     ("llava_next", |files| {
         LlavaNext::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
     }),

@@ -7,6 +7,7 @@
 //! - With ZeRO-3 they gather layers, and wait in each component of each microbatch. So both components of each microbatch
 //!   are balanced.
 
+mod by_phase;
 pub(crate) mod easing;
 mod effort;
 pub(crate) mod memory;
