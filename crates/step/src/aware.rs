@@ -102,23 +102,26 @@ impl StepScheduler {
             }
         }
         let drained = self.drained(&search)?;
-        match (drained, self.check_limits(&blind)) {
-            (Some(aware), Err(_)) if self.refuses_giants => Err(giant_error(worst, step, aware.giants[0])),
-            (Some(aware), _) if !self.refuses_giants => Ok((self.better(aware, blind), true)),
-            (_, Ok(())) => Ok((Pair { aware: blind.clone(), blind }, true)),
-            (_, Err(error)) => Err(self.too_large(batch).unwrap_or_else(|| least(worst, error))),
+        let giant = drained.as_ref().and_then(|aware| aware.giants.first().copied());
+        match (drained, self.check_limits(&blind), giant.filter(|_| self.refuses_giants)) {
+            (_, Err(_), Some(giant)) => Err(giant_error(worst, step, giant)),
+            (Some(aware), _, None) => Ok((self.better(aware, blind), true)),
+            (_, Ok(()), _) => Ok((Pair { aware: blind.clone(), blind }, true)),
+            (_, Err(error), _) => Err(self.too_large(batch).unwrap_or_else(|| least(worst, error))),
         }
     }
 
-    /// A schedule for samples that fit a rank alone but not beside others. Each of them has a bucket of its own, and the
-    /// action lists let the pipeline run empty around it. `None` if there is no such sample, or if even that does not fit.
+    /// A schedule with fewer microbatches in flight than the pipeline order has: its action lists let the pipeline run empty where
+    /// memory asks for it. Samples that fit a rank alone but not beside others are giants, and each has a bucket of its own. There
+    /// may be none of them: then the buckets are too few for all samples to fit beside as many others as the order has in flight.
+    /// `None` if even that does not fit; and without giants if `halt` has struck, as this takes as long as all before it.
     fn drained(&self, search: &Search) -> Result<Option<Schedule>, StepError> {
         let (batch, typical) = (search.batch, search.costs.typical);
         let Some(fractions) = self.memory_fractions(batch, typical, 0) else { return Ok(None) };
         let held = batch.iter().zip(&fractions);
         let giants: Vec<SampleIndex> =
             held.filter(|&(_, &fraction)| fraction > FRACTION_ONE).map(|(&sample, _)| sample).collect();
-        if giants.is_empty() || self.too_large(batch).is_some() {
+        if giants.is_empty() && (search.halt)() || self.too_large(batch).is_some() {
             return Ok(None);
         }
         // A giant fills its bucket. So there may be too few buckets for the other samples, if each bucket must fit beside as many

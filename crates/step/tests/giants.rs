@@ -118,6 +118,32 @@ fn only_giants_have_rounds_of_their_own() {
     assert!(neighbours.count() >= 4, "{first_rank:?}");
 }
 
+/// Each sample fits beside as many as the order has in flight, so that none is a giant, but the buckets have several samples each
+/// and do not. Then fewer are in flight.
+#[test]
+fn the_pipeline_runs_empty_where_buckets_are_too_few() {
+    for order in ORDERS {
+        let settings = settings((4, 1, 1), 6, order);
+        let shapes = vec![fixture::sample(3, 300, 400); 24];
+        let batch = indices(shapes.len());
+        let free = scheduler(settings, &shapes, None);
+        let in_order = free.schedule(0, &batch, Arm::BLIND).unwrap();
+        let (most, of_bucket) = (fullest(&free, &in_order), free.alone(&fixture::sample(12, 1_200, 1_600)).1);
+        let budget = (most + of_bucket) / 2;
+        let limited = scheduler(settings, &shapes, Some(budget));
+        let schedule = limited.schedule(0, &batch, Arm::AWARE).unwrap();
+        schedule.check(&batch, |s| shapes[s.index()].num_parts()).unwrap();
+        assert_eq!((&*schedule.giants, fullest(&limited, &schedule) <= budget), (&[][..], true));
+        assert!(
+            most > budget
+                && fullest(&limited, &Schedule { actions: Vec::new(), ..schedule.clone() }) > budget
+        );
+        assert_eq!(limited.simulate(&schedule).unwrap().makespan_ns, schedule.predicted_makespan_ns);
+        let rule = GiantRule { policy: GiantPolicy::Refuse, ..GiantRule::default() };
+        assert_eq!(limited.with_giants(rule).schedule(0, &batch, Arm::AWARE).unwrap(), schedule);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
