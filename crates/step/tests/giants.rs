@@ -129,7 +129,7 @@ fn the_pipeline_runs_empty_where_buckets_are_too_few() {
         let free = scheduler(settings, &shapes, None);
         let in_order = free.schedule(0, &batch, Arm::BLIND).unwrap();
         let (most, of_bucket) = (fullest(&free, &in_order), free.alone(&fixture::sample(12, 1_200, 1_600)).1);
-        let budget = (most + of_bucket) / 2;
+        let budget = u64::midpoint(most, of_bucket);
         let limited = scheduler(settings, &shapes, Some(budget));
         let schedule = limited.schedule(0, &batch, Arm::AWARE).unwrap();
         schedule.check(&batch, |s| shapes[s.index()].num_parts()).unwrap();
