@@ -1,7 +1,10 @@
 //! CLIP and SigLIP as `config.json` of LLaVA and LLaVA-NeXT describes them.
 
+use super::Marks;
 use super::fields::Fields;
 use crate::DataError;
+use crate::media::MediaKind;
+use serde_json::Value;
 
 /// `model_type` of the encoders.
 pub(super) const ENCODERS: [&str; 2] = ["clip_vision_model", "siglip_vision_model"];
@@ -28,4 +31,33 @@ pub(super) fn encoder_sides(config: &Fields<'_>) -> Result<(u32, u32), DataError
 /// Whether the encoder is SigLIP; where nothing says so it is CLIP.
 pub(super) fn is_siglip(config: &Fields<'_>) -> bool {
     config.get("vision_config.model_type").is_some_and(|name| name == "siglip_vision_model")
+}
+
+/// How an image stands in the text of a LLaVA.
+pub(super) fn image_marks(kind: MediaKind) -> Option<Marks> {
+    (kind == MediaKind::Image).then(|| Marks {
+        placeholder: "<image>".to_owned(),
+        feature_token: "<image>".to_owned(),
+        id_fields: &["image_token_index", "image_token_id"],
+    })
+}
+
+/// `Ok` if the processor counts patches and class tokens as the encoder has them. `default_patch`: what it takes if it does not
+/// say the size of a patch.
+pub(super) fn counts_must_be(
+    processor: &Fields<'_>,
+    patch_size: u32,
+    default_patch: Option<u64>,
+    num_class_tokens: u32,
+) -> Result<(), DataError> {
+    let fields = [
+        ("patch_size", default_patch, patch_size),
+        ("num_additional_image_tokens", Some(0), num_class_tokens),
+    ];
+    for (field, default, expected) in fields {
+        if processor.get(field).map_or(default, Value::as_u64) != Some(u64::from(expected)) {
+            return Err(processor.error(field, format!("must be {expected}, as the encoder has it")));
+        }
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@
 //!
 //! The arithmetic is that of Hugging Face transformers 5.23.0 (`LlavaProcessor`, `LlavaModel`).
 
-use super::clip::{ENCODERS, encoder_sides, is_siglip};
+use super::clip::{ENCODERS, counts_must_be, encoder_sides, image_marks, is_siglip};
 use super::fields::{CONFIG, Fields, image_fields, processor_fields};
 use super::{
     Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, unread,
@@ -40,11 +40,7 @@ impl Family for Llava {
     }
 
     fn marks(&self, kind: MediaKind) -> Option<Marks> {
-        (kind == MediaKind::Image).then(|| Marks {
-            placeholder: "<image>".to_owned(),
-            feature_token: "<image>".to_owned(),
-            id_fields: &["image_token_index", "image_token_id"],
-        })
+        image_marks(kind)
     }
 
     fn image(&self, size: Size, _num_images: usize) -> Result<MediaShape, DataError> {
@@ -110,13 +106,7 @@ impl Llava {
         if let Some(processor) = processor_fields(preprocessor_json) {
             let strategies: &[&str] = if is_full { &["full"] } else { &["default"] };
             processor.must_be("vision_feature_select_strategy", strategies, is_full)?;
-            for (field, default, expected) in
-                [("patch_size", None, patch_size), ("num_additional_image_tokens", Some(0), num_class_tokens)]
-            {
-                if processor.get(field).map_or(default, Value::as_u64) != Some(u64::from(expected)) {
-                    return Err(processor.error(field, format!("must be {expected}, as the encoder has it")));
-                }
-            }
+            counts_must_be(&processor, patch_size, None, num_class_tokens)?;
         }
         side_must_be(&image_fields(preprocessor_json), image_size)?;
         Ok(Self { num_tokens, num_features })

@@ -13,7 +13,7 @@
 //! The arithmetic is that of Hugging Face transformers 5.23.0 (`LlavaNextProcessor`, `LlavaNextModel`).
 
 use super::anyres::{Pinpoints, unpadded};
-use super::clip::{ENCODERS, encoder_sides, is_siglip};
+use super::clip::{ENCODERS, counts_must_be, encoder_sides, image_marks, is_siglip};
 use super::fields::{CONFIG, Fields, image_fields, processor_fields};
 use super::{
     Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, unread,
@@ -48,11 +48,7 @@ impl Family for LlavaNext {
     }
 
     fn marks(&self, kind: MediaKind) -> Option<Marks> {
-        (kind == MediaKind::Image).then(|| Marks {
-            placeholder: "<image>".to_owned(),
-            feature_token: "<image>".to_owned(),
-            id_fields: &["image_token_index", "image_token_id"],
-        })
+        image_marks(kind)
     }
 
     fn image(&self, size: Size, _num_images: usize) -> Result<MediaShape, DataError> {
@@ -115,7 +111,9 @@ impl LlavaNext {
         let has_cls = encoder_has_cls(&config)?;
 
         if let Some(processor) = processor_fields(preprocessor_json) {
-            agree(&processor, patch_size, has_cls)?;
+            let strategy = if has_cls { "default" } else { "full" };
+            processor.must_be("vision_feature_select_strategy", &[strategy], false)?;
+            counts_must_be(&processor, patch_size, Some(0), u32::from(has_cls))?;
         }
         let preprocessor = image_fields(preprocessor_json);
         preprocessor.must_be(
@@ -147,20 +145,6 @@ fn encoder_has_cls(config: &Fields<'_>) -> Result<bool, DataError> {
     // What is missing is `default`.
     config.must_be("vision_feature_select_strategy", &[strategy], has_cls)?;
     Ok(has_cls)
-}
-
-/// `Ok` if the fields of the processor itself are those of the model.
-fn agree(processor: &Fields<'_>, patch_size: u32, has_cls: bool) -> Result<(), DataError> {
-    let strategy = if has_cls { "default" } else { "full" };
-    processor.must_be("vision_feature_select_strategy", &[strategy], false)?;
-    let counts =
-        [("patch_size", 0, u64::from(patch_size)), ("num_additional_image_tokens", 0, u64::from(has_cls))];
-    for (field, default, expected) in counts {
-        if processor.get(field).map_or(Some(default), Value::as_u64) != Some(expected) {
-            return Err(processor.error(field, format!("must be {expected}, as the encoder has it")));
-        }
-    }
-    Ok(())
 }
 
 /// `Ok` if `size` and `crop_size` are both `image_size`: a tile is cut by one and counted by the other.

@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from dflop.models.media import MediaFile
     from dflop.models.tensor import LayerPlan
 
-_ENCODERS = ("clip_vision_model", "siglip_vision_model")
-
 
 class Llava(TileFamily):
     """`ModelAdapter` of LLaVA 1.5."""
+
+    encoders: tuple[str, ...] = ("clip_vision_model", "siglip_vision_model")
+    """`model_type` of the towers that the family may have here."""
+    strategies: tuple[str, ...] = ("default", "full")
+    """`vision_feature_select_strategy`: without the first token of a tile, or with all."""
 
     family = "llava"
     config_class = LlavaConfig
@@ -57,10 +60,11 @@ class Llava(TileFamily):
         kind, depth = self.vision.model_type, self.vision.num_hidden_layers
         layer, select = self.config.vision_feature_layer, self.config.vision_feature_select_strategy
         is_layer = isinstance(layer, int) and layer % (depth + 1) > 0 and -depth <= layer <= depth
+        encoders, strategies = " or ".join(self.encoders), " or ".join(self.strategies)
         return [
-            Rule("vision_config.model_type", kind, kind in _ENCODERS, " or ".join(_ENCODERS)),
+            Rule("vision_config.model_type", kind, kind in self.encoders, encoders),
             Rule("vision_feature_layer", layer, is_layer, f"the index of one of {depth} layers"),
-            Rule("vision_feature_select_strategy", select, select in ("default", "full"), "default or full"),
+            Rule("vision_feature_select_strategy", select, select in self.strategies, strategies),
         ]
 
     def embed(self, model: Any, inputs_N: torch.Tensor) -> torch.Tensor:
@@ -110,14 +114,17 @@ class Llava(TileFamily):
         return by_name[plain].from_dict(fields)
 
     def image_tiles(self, batch: Any) -> torch.Tensor:
-        """See `TileFamily.image_tiles`: an image is one tile."""
-        return self.processor.preprocess(batch, return_tensors="pt")["pixel_values"]
+        """See `TileFamily.image_tiles`: of one image one tile here, several in LLaVA-NeXT."""
+        return self.processor.preprocess(batch, return_tensors="pt")["pixel_values"].view(
+            -1, *self.input_shape
+        )
 
     def pixels(
         self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
     ) -> torch.Tensor:
         """See `ModelAdapter.pixels`."""
         del grid
+        # One of several images is read like a single image.
         return self.tiles_of(file, kind, frame_indices, several=False)
 
 

@@ -15,66 +15,23 @@ from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
 from transformers.models.llava_next import modeling_llava_next as hf
 
 from dflop.models.adapter import EXAMPLE_SIZE, MediaGrid
+from dflop.models.families.llava import Llava
 from dflop.models.processor_files import processor_fields, processor_file
-from dflop.models.rules import Rule
-from dflop.models.tiles import CountedOnHost, TileFamily, check_features, check_pinpoints, clip_plan
-from dflop.models.towers import inner_tower
+from dflop.models.tiles import CountedOnHost, check_features, check_pinpoints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
-
-    from torch import nn
-
-    from dflop.models.media import MediaFile
-    from dflop.models.tensor import LayerPlan
 
 
-class LlavaNext(TileFamily):
-    """`ModelAdapter` of LLaVA-NeXT."""
+class LlavaNext(Llava):
+    """`ModelAdapter` of LLaVA-NeXT: the tower of LLaVA 1.5, and several tiles an image."""
 
     family = "llava_next"
     config_class = LlavaNextConfig
     model_class = LlavaNextForConditionalGeneration
     encoder_modules = ("vision_tower", "multi_modal_projector", "image_newline")
-
-    def __init__(self, model_dir: Path) -> None:
-        super().__init__(model_dir)
-        vision = self.vision
-        side: int = vision.image_size
-        self.num_encoder_layers = vision.num_hidden_layers
-        self.feature_layers = self.read_layers(self.config.vision_feature_layer, vision.num_hidden_layers)
-        self.input_shape = (vision.num_channels, side, side)
-        # The CLS token counts, as in the data profile.
-        self.encoder_tokens_per_tile = (side // vision.patch_size) ** 2 + 1
-
-    def rules(self) -> list[Rule]:
-        """See `FamilyAdapter.rules`."""
-        kind, depth = self.vision.model_type, self.vision.num_hidden_layers
-        layer, select = self.config.vision_feature_layer, self.config.vision_feature_select_strategy
-        is_layer = isinstance(layer, int) and layer % (depth + 1) > 0 and -depth <= layer <= depth
-        return [
-            Rule("vision_config.model_type", kind, kind == "clip_vision_model", "clip_vision_model"),
-            Rule("vision_feature_layer", layer, is_layer, f"the index of one of {depth} layers"),
-            Rule("vision_feature_select_strategy", select, select == "default", "default"),
-        ]
-
-    def embed(self, model: Any, inputs_N: torch.Tensor) -> torch.Tensor:
-        """See `TileFamily.embed`."""
-        tower = inner_tower(model.vision_tower)
-        return tower.pre_layrnorm(tower.embeddings(inputs_N))
-
-    def before_layers(self, model: Any) -> Sequence[nn.Module]:
-        """See `FamilyAdapter.before_layers`."""
-        return [(tower := inner_tower(model.vision_tower)).embeddings, tower.pre_layrnorm]
-
-    def tower_layers(self, model: Any) -> Any:
-        """See `FamilyAdapter.tower_layers`."""
-        return inner_tower(model.vision_tower).encoder.layers
-
-    def encoder_plan(self) -> LayerPlan:
-        """See `FamilyAdapter.encoder_plan`."""
-        return clip_plan(self.vision)
+    encoders = ("clip_vision_model",)
+    strategies = ("default",)
 
     def project(self, model: Any, hidden_NPV: torch.Tensor, media: Sequence[MediaGrid]) -> torch.Tensor:
         """See `TileFamily.project`."""
@@ -95,11 +52,10 @@ class LlavaNext(TileFamily):
         vision = self.vision
         pinpoints = self.config.image_grid_pinpoints
         tiles = hf.image_size_to_num_patches(list(EXAMPLE_SIZE), pinpoints, vision.image_size)
-        each = self.encoder_tokens_per_tile - 1
         whole = MediaGrid("image", tiles, *EXAMPLE_SIZE, self._photograph_features())
         # An image of a single tile, packed with one newline. No processor makes one, but it costs as much as
         # another tile.
-        one = MediaGrid("image", 1, vision.image_size, vision.image_size, each + 1)
+        one = MediaGrid("image", 1, vision.image_size, vision.image_size, self.features_per_tile + 1)
         photographs, left = divmod(num_tiles, tiles)
         return [whole] * photographs + [one] * left
 
@@ -124,14 +80,6 @@ class LlavaNext(TileFamily):
         processor: Any = LlavaNextImageProcessorPil.from_dict(fields)
         check_pinpoints(processor_file(self.model_dir), processor, self.config)
         return processor
-
-    def pixels(
-        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
-    ) -> torch.Tensor:
-        """See `ModelAdapter.pixels`."""
-        del grid
-        # One of several images is cut into tiles like a single image.
-        return self.tiles_of(file, kind, frame_indices, several=False)
 
 
 ADAPTER = LlavaNext

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 from dflop.models.families.llava import Llava
 from dflop.models.towers import inner_tower
@@ -44,6 +43,33 @@ class _Embedding(Modules):
             self.unread = nn.ModuleList([layer(family.vision) for _ in range(unread)])
 
 
+def pieces_of(family: Llava) -> list[Piece]:
+    """The pieces of a model of the kind.
+
+    Args:
+        family: its adapter of training, which has checked the configuration.
+
+    Returns:
+        Six pieces.
+    """
+    source = Source(family.model_dir, family.config_class, family.model_class, set_hidden_layers)
+    # The tower comes first; what follows it makes features of its hidden states.
+    projector = family.encoder_modules[1:]
+    encoder = TileEncoder(
+        num_layers=max(family.feature_layers),
+        tokens=family.encoder_tokens_per_tile,
+        width=family.encoder_width,
+        shape=family.input_shape,
+        plan=family.encoder_plan(),
+        embedding=lambda whole: _Embedding(whole, family),
+        layers=lambda whole: inner_tower(whole.model.vision_tower).encoder.layers,
+        projector=lambda whole: Modules(whole, projector, project_by(family)),
+        # The attention mask: none.
+        arguments=(None,),
+    )
+    return [*tile_pieces(source, encoder), *backbone_pieces(source)]
+
+
 def pieces(model_dir: Path) -> list[Piece]:
     """The pieces of a LLaVA 1.5 model.
 
@@ -56,19 +82,4 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
-    # The adapter of training checks the configuration.
-    family = Llava(model_dir)
-    source = Source(model_dir, LlavaConfig, LlavaForConditionalGeneration, set_hidden_layers)
-    encoder = TileEncoder(
-        num_layers=max(family.feature_layers),
-        tokens=family.encoder_tokens_per_tile,
-        width=family.encoder_width,
-        shape=family.input_shape,
-        plan=family.encoder_plan(),
-        embedding=lambda whole: _Embedding(whole, family),
-        layers=lambda whole: inner_tower(whole.model.vision_tower).encoder.layers,
-        projector=lambda whole: Modules(whole, ("multi_modal_projector",), project_by(family)),
-        # The attention mask: none.
-        arguments=(None,),
-    )
-    return [*tile_pieces(source, encoder), *backbone_pieces(source)]
+    return pieces_of(Llava(model_dir))
