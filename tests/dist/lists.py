@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from dflop.runtime.actions import ActionLists
 
@@ -77,9 +78,22 @@ def open_early(monkeypatch):
 
     def of_all(lists, schedule):
         num_actions = len(lists._checked(schedule, lists._mesh.rank, schedule.num_microbatches))
-        return [dict.fromkeys(range(lists._mesh.plan.num_groups), 0)] * num_actions
+        return [dict.fromkeys(range(lists._mesh.plan.num_groups), (0, 0))] * num_actions
 
     monkeypatch.setattr(ActionLists, "_openings", of_all)
+
+
+def open_by_peer(monkeypatch):
+    """Has the receives of a place ordered by peer, on every other rank from the last peer to the first."""
+    of_step = ActionLists.of_step
+
+    def by_peer(lists, *arguments, **options):
+        found = of_step(lists, *arguments, **options)
+        sign = -1 if lists._mesh.rank % 2 else 1
+        receives = [sorted(at, key=lambda one: sign * one.transfer.peer) for at in found.receives]
+        return replace(found, receives=receives)
+
+    monkeypatch.setattr(ActionLists, "of_step", by_peer)
 
 
 def open_late(monkeypatch):

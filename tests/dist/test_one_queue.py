@@ -20,7 +20,7 @@ import pytest
 import tiny_llava
 import torch
 import torch.distributed as dist
-from lists import open_early, open_late, random_lists
+from lists import open_by_peer, open_early, open_late, random_lists
 from ranks import results, run_ranks
 from toy_run import (
     RankParts,
@@ -36,6 +36,10 @@ from dflop.runtime import messages
 LLM = [[[5]], [[7, 1, 4]], [[0]], [[3, 6, 2]]]
 WIDE = [[[5], []], [[7, 1], [4]], [[], [0]], [[3, 6], [2]]]
 """The same on two replicas."""
+CROSSED = [[[2], [3]], [[0], [1]], [[5], [7]], [[6], [4]]]
+"""The same, so that two encoders send to both replicas."""
+ENCODED = [[[[3, 0, 1]], [2, [3, 1, 1]]], [[0], []], [[], [5]], [[6], []]]
+"""Of `CROSSED`, by encoder: the two pictures of sample 3 are apart."""
 THERE, TAKEN = 1, 2
 """Tags of gloo, none of which tells one message from another."""
 
@@ -192,6 +196,16 @@ def test_lists_end_with_a_queue_for_all_ranks(seed, model_dir, tmp_path):
     assert losses(plan, schedule, model_dir, tmp_path, False) == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_replicas_end_with_a_queue_for_all_ranks(seed, model_dir, tmp_path):
+    """Two encoders send to two replicas of the LLM: each opens receives in the order in which both send."""
+    plan = write_plan(tmp_path / "plan.json", 2, 2, 1, len(CROSSED))
+    lists = () if seed is None else random_lists(plan, len(CROSSED), seed)
+    schedule = make_schedule(CROSSED, 2, actions=lists, encoder=ENCODED)
+    plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
+    assert losses(plan, schedule, model_dir, tmp_path, False) == pytest.approx(plain, rel=1e-6)
+
+
 def check_hangs(plan, schedule, model_dir, tmp_path, is_of_pair, **more):
     """Each rank gives up, or its device stands still."""
 
@@ -210,6 +224,13 @@ def test_receives_opened_too_early_hang_with_it(model_dir, tmp_path, monkeypatch
     open_early(monkeypatch)
     plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(LLM))
     check_hangs(plan, make_schedule(LLM, 1, actions=in_turn(3)), model_dir, tmp_path, False)
+
+
+def test_receives_in_another_order_hang_with_it(model_dir, tmp_path, monkeypatch):
+    """Each replica of the LLM waits first for the encoder that the other waits for last."""
+    open_by_peer(monkeypatch)
+    plan = write_plan(tmp_path / "plan.json", 2, 2, 1, len(CROSSED))
+    check_hangs(plan, make_schedule(CROSSED, 2, encoder=ENCODED), model_dir, tmp_path, False)
 
 
 @pytest.mark.parametrize("has_ways", [True, False])

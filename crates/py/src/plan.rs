@@ -208,13 +208,19 @@ impl Plan {
         Ok(list.iter().map(Action::from).collect())
     }
 
-    fn openings(&self, py: Python<'_>, schedule: &Schedule, rank: u32) -> PyResult<Vec<HashMap<u32, u32>>> {
+    fn openings(
+        &self,
+        py: Python<'_>,
+        schedule: &Schedule,
+        rank: u32,
+    ) -> PyResult<Vec<HashMap<u32, (u32, u64)>>> {
         self.coordinates(rank)?;
         let best = &self.0.best;
         let of_actions = py
             .detach(|| dflop_step::openings(&best.layout, best.pipeline_order, &schedule.0, Rank(rank)))
             .map_err(map(Kind::Schedule))?;
-        let by_giver = |openings: Vec<Opening>| openings.iter().map(|o| (o.giver.0, o.num_before)).collect();
+        let by_giver =
+            |all: Vec<Opening>| all.iter().map(|o| (o.giver.0, (o.num_before, o.start_ns))).collect();
         Ok(of_actions.into_iter().map(by_giver).collect())
     }
 }

@@ -61,6 +61,8 @@ pub(crate) struct Times<'a> {
 pub struct Opening {
     /// The rank that gives the message.
     pub giver: Rank,
+    /// When the action that gives it starts. Messages are opened in this order, of equals the lower giver first.
+    pub start_ns: u64,
     /// How many actions of the rank that takes it come before.
     pub num_before: u32,
 }
@@ -369,7 +371,11 @@ impl Graph {
                 let given = turn(slot);
                 let num_before = own.partition_point(|&own| own < given) as u32;
                 if given.1 != node.rank {
-                    found(node.rank, own.len(), Opening { giver: Rank(given.1), num_before });
+                    found(
+                        node.rank,
+                        own.len(),
+                        Opening { giver: Rank(given.1), start_ns: given.0, num_before },
+                    );
                 }
             };
             match node.source {

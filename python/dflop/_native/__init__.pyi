@@ -353,12 +353,13 @@ class Plan:
         """(first layer, number of layers) of `stage` of the whole step, one of the encoder's."""
     def actions(self, rank: int) -> list[Action]:
         """The action list of `rank`: the very list the simulator times."""
-    def openings(self, schedule: Schedule, rank: int) -> list[dict[int, int]]:
+    def openings(self, schedule: Schedule, rank: int) -> list[dict[int, tuple[int, int]]]:
         """For each action of `rank` in `schedule`, when its receives open.
 
-        By the tensor group of the sender: how many of the rank's own actions come before the receive opens;
-        empty for an action without inputs from other ranks, or if colocated ranks exchange them. By one
-        timeline of all ranks, in which a receive opens when the action starts that gives the message. So no
+        By the tensor group of the sender: how many of the rank's own actions come before the receive opens,
+        and when the action starts that gives the message: receives open in this order, of equals those of
+        the lower group first. Empty for an action without inputs from other ranks, or if colocated ranks
+        exchange them. By one timeline of all ranks, in which a receive opens when that action starts. So no
         ranks wait for each other, even if a device waits for every message that is under way. ScheduleError
         if the lists make ranks wait in a circle, or do not fit the layout.
         """

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, compress
+from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dflop.runtime.boundary import going
@@ -125,14 +127,14 @@ class ActionLists:
         if is_evaluated:
             # Of the actions that come before, those that run.
             openings = [
-                {giver: sum(forwards[:num_before]) for giver, num_before in of_action.items()}
+                {group: (sum(forwards[:before]), start) for group, (before, start) in of_action.items()}
                 for of_action in compress(openings, forwards)
             ]
         split = frozenset((action.stage, action.microbatch) for action in own if action.letter == "I")
         return StepActions(own, _opened(needed, openings, turns, self._mesh.plan.group), split)
 
-    def _openings(self, schedule: Schedule) -> Sequence[Mapping[int, int]]:
-        """For each action of this rank, by group: how many of its actions come before a receive opens."""
+    def _openings(self, schedule: Schedule) -> Sequence[Mapping[int, tuple[int, int]]]:
+        """See `Plan.openings`, of this rank."""
         return self._mesh.plan.openings(schedule, self._mesh.rank)
 
     def _check_results_of_own(self, step: int, own: Sequence[Action], work: StepWork) -> None:
@@ -232,7 +234,7 @@ def _turns(actions: Sequence[Action], is_gradient: bool) -> dict[tuple[int, int]
 
 def _opened(
     needed: Sequence[Sequence[Receive]],
-    openings: Sequence[Mapping[int, int]],
+    openings: Sequence[Mapping[int, tuple[int, int]]],
     turns: Mapping[tuple[int, bool], Mapping[tuple[int, int], int]],
     group_of: Callable[[int], int],
 ) -> list[list[Receive]]:
@@ -241,18 +243,20 @@ def _opened(
     Args:
         needed: Those that each action needs.
         openings: For each action, by the group of the peer: how many actions of this rank come before the
-            receive opens. Of a group that is not there it opens just before the action.
+            receive opens, and when the peer begins what it sends. Of a group that is not there the receive
+            opens just before the action, the last.
         turns: By peer and direction, the order in which the peer sends.
         group_of: The group of a rank.
 
     Returns:
-        The same receives. Those of one peer and direction are in the order in which the peer sends them.
+        The same receives, at each action in the order in which the peers begin what they send. So those of
+        one peer and direction are in the order in which the peer sends them.
     """
     ways: dict[tuple[int, bool], list[tuple[int, Receive]]] = {key: [] for key in turns}
     for position, receives in enumerate(needed):
         for receive in receives:
             ways[receive.transfer.peer, receive.is_gradient].append((position, receive))
-    opened: list[list[Receive]] = [[] for _ in needed]
+    opened: list[list[tuple[float, int, Receive]]] = [[] for _ in needed]
     for key, way in ways.items():
         group = group_of(key[0])
         way.sort(key=lambda one, turn=turns[key]: turn[one[1].sender])
@@ -261,6 +265,8 @@ def _opened(
         latest = reversed(list(accumulate((at for at, _ in reversed(way)), min)))
         place = 0
         for (position, receive), last in zip(way, latest, strict=True):
-            place = max(place, min(openings[position].get(group, position), last))
-            opened[place].append(receive)
-    return opened
+            num_before, start = openings[position].get(group, (position, inf))
+            place = max(place, min(num_before, last))
+            opened[place].append((start, key[0], receive))
+    # Sorting keeps the order of a way: its peer begins one message after the other.
+    return [[receive for *_, receive in sorted(at, key=itemgetter(0, 1))] for at in opened]

@@ -5,8 +5,8 @@
     I of microbatch j:  as B, but for the gradients of the weights, which W of j computes
 
 A rank holds one stage. It holds several stages of the LLM where they are interleaved, and the encoder and the
-LLM in a colocated layout; what its stages hand to each other stays on the rank. Receives are opened a few
-actions ahead, so that a message moves while this rank computes. For a microbatch of which this rank has no
+LLM in a colocated layout; what its stages hand to each other stays on the rank. Receives are opened
+ahead, so that a message moves while this rank computes. For a microbatch of which this rank has no
 sample, it computes nothing and sends nothing; its peers know that from the schedule. Where ranks meet in each
 action (ZeRO-3), the rank still takes part in what they do together.
 
@@ -16,7 +16,7 @@ a step hangs, and take the first action of that order that has not ended. All ea
 ended, so the rank has come to it. The actions that give its inputs have ended too, so they have sent: a send
 returns at once, whether or not the receiver has opened its receive. This rank has opened the receives of the
 action, since opening waits for nobody. So the messages arrive and the action ends, against what was supposed.
-On a GPU a rank may also wait for every receive that is open; when that is allowed, `actions.py` says.
+On a GPU a rank may also wait for every message under way, its sends too: `actions.py` says when they open.
 """
 
 from __future__ import annotations
