@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dflop.integrations.assignment import assign_units
 from dflop.integrations.encoder import balance_encoder
+from dflop.integrations.encoder_families import SquareTower
 from dflop.integrations.loss import num_label_tokens, token_loss
 from dflop.models.towers import backbone_of
 
@@ -200,6 +202,9 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
     assert "forward" not in vars(model.model.vision_tower)
     assert "get_image_features" not in vars(model.model)
     balance_encoder(model).remove()
+    config = SimpleNamespace(model_type="llava", vision_config=SimpleNamespace(model_type="pixtral"))
+    with pytest.raises(ValueError, match="encoder of a `llava` is `pixtral`, must be `clip_vision_model`"):
+        SquareTower(SimpleNamespace(config=config))
     with pytest.raises(
         ValueError, match="`Linear` holds no model with an encoder of idefics3, internvl, llava, llava_next"
     ):

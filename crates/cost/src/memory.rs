@@ -21,6 +21,7 @@ use crate::sharding::Sharding;
 use crate::stage::StageLayers;
 pub use bytes::{
     MemoryError, Moment, RankChunks, RankMemory, RankMicrobatch, RankRole, RankSteps, microbatches_in_flight,
+    openings_ahead,
 };
 use dflop_types::{Action, ActionKind, MicrobatchShape, StageIndex};
 
@@ -220,8 +221,7 @@ impl CostModel {
         let number = |action: &Action| {
             action.stage.0 / rank.num_ranks.max(1) * rank.num_microbatches + action.microbatch
         };
-        // The receives of the next three actions are open beside those of the running one.
-        let openings: Vec<u32> = (0..rank.actions.len() as u32).map(|at| at.saturating_sub(3)).collect();
+        let openings = openings_ahead(rank.actions.len());
         let buffers = self.holding.buffers(false);
         let fullest = Self::fullest_of_chunks(&microbatches, rank.actions, &openings, number, buffers)?;
         let fixed = self.fixed_memory(RankRole::Stage(rank.whole), rank.sharding_degree);

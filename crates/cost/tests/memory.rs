@@ -3,7 +3,7 @@
 use crate::heap::{HIDDEN, INPUTS, MODULES, Row};
 use dflop_cost::{
     ComponentSettings, CostModel, CostSettings, EncoderLayers, MemoryError, Moment, RankMemory,
-    RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers, Trained,
+    RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers, Trained, openings_ahead,
 };
 use dflop_types::{
     Action, EncoderSegments, MeasuredCurve, MeasuredPoint, MemoryReserve, MicrobatchShape, ModelProfile,
@@ -88,11 +88,6 @@ pub(crate) fn one(llm_tokens: u32, label_tokens: u64, feature_tokens: u64) -> Ra
 const MIDDLE: RankRole = RankRole::Stage(StageLayers { num_layers: 2, is_first: false, is_last: false });
 const LAST: RankRole = RankRole::Stage(StageLayers { num_layers: 2, is_first: false, is_last: true });
 
-/// Four actions have their receives open, the running one included.
-pub(crate) fn four_open(actions: &[Action]) -> Vec<u32> {
-    (0..actions.len() as u32).map(|at| at.saturating_sub(3)).collect()
-}
-
 pub(crate) fn peak(
     model: &CostModel,
     role: RankRole,
@@ -105,7 +100,7 @@ pub(crate) fn peak(
             role,
             microbatches,
             actions: &actions,
-            openings: &four_open(&actions),
+            openings: &openings_ahead(actions.len()),
             copies_rows: false,
             sharding: Sharding::NONE,
         })
@@ -448,7 +443,7 @@ fn lists_that_cannot_run_are_refused() {
             role: MIDDLE,
             microbatches: &microbatches,
             actions: &actions,
-            openings: &four_open(&actions),
+            openings: &openings_ahead(actions.len()),
             copies_rows: false,
             sharding: Sharding::NONE,
         };

@@ -1,8 +1,8 @@
 //! The memory model against a plain simulation that allocates and frees named buffers, on random steps.
 
 use crate::heap::Rank;
-use crate::memory::{four_open, model, model_with, one, peak};
-use dflop_cost::{Moment, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
+use crate::memory::{model, model_with, one, peak};
+use dflop_cost::{Moment, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers, openings_ahead};
 use dflop_types::{Action, ActionKind, EncoderSegments, StageIndex};
 use proptest::prelude::*;
 
@@ -82,7 +82,7 @@ proptest! {
         let model = model("cpu");
         let actions = any_list(microbatches.len() as u32, &choices);
         let total = |microbatches: &[RankMicrobatch]| {
-            let steps = RankSteps { role, microbatches, actions: &actions, openings: &four_open(&actions), copies_rows: true, sharding: Sharding::NONE };
+            let steps = RankSteps { role, microbatches, actions: &actions, openings: &openings_ahead(actions.len()), copies_rows: true, sharding: Sharding::NONE };
             model.rank_peak(&steps).unwrap().total_bytes()
         };
         let mut more = microbatches.clone();
@@ -112,7 +112,7 @@ proptest! {
         let moved = late.remove(from);
         late.insert(to.clamp(from, late.len()), moved);
         let total = |actions: &[Action]| {
-            let steps = RankSteps { role, microbatches: &microbatches, actions, openings: &four_open(actions), copies_rows: false, sharding: Sharding::NONE };
+            let steps = RankSteps { role, microbatches: &microbatches, actions, openings: &openings_ahead(actions.len()), copies_rows: false, sharding: Sharding::NONE };
             model.rank_peak(&steps).unwrap()
         };
         let early = total(&actions);

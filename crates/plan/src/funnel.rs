@@ -35,12 +35,13 @@ const FIRST_SAMPLES: usize = 6_144;
 /// Samples in one batch beyond which the scheduler's whole search would take longer than all that comes before it.
 pub(crate) const WHOLE_SAMPLES_MAX: usize = 16_384;
 
-/// Samples in one batch beyond which a pipeline takes up to some seconds to judge: then one is judged, and last those that are all
-/// but full.
+/// Samples in one batch beyond which it takes seconds to judge a pipeline. One is judged there, and pipelines that leave little
+/// memory free stand behind the others: they take longest.
 const PIPELINE_SAMPLES_MAX: usize = 8_192;
 
-/// Samples in one batch from which on estimates order colocated layouts less surely: gathers within nodes and across them are some
-/// percent apart there. Up to [`WHOLE_SAMPLES_MAX`], [`FIRST_OF_LARGE`] candidates are then judged on the first batch.
+/// Samples in one batch from which on the estimates of colocated layouts are too close to tell which is best: layouts that gather
+/// inside nodes and layouts that gather across them are some percent apart. From here to [`WHOLE_SAMPLES_MAX`],
+/// [`FIRST_OF_LARGE`] candidates are judged on the first batch; with fewer samples, and with more, as few as [`FIRST_MIN`].
 const LARGE_SAMPLES: usize = 8_192;
 
 /// As [`FIRST_MIN`], for large batches.

@@ -4,7 +4,7 @@ use crate::input::SearchInput;
 use crate::models::Models;
 use crate::rank_order::spent_ns;
 use crate::space::{divisors, microbatch_counts};
-use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
+use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers, openings_ahead};
 use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
 use dflop_sim::{Durations, order, simulate_interleaved};
 use dflop_types::{
@@ -308,8 +308,9 @@ fn fits(
     let of_rank = |rank: u32| {
         let actions = way.actions(rank)?;
         let role = RankRole::Stage(held(stages, way.pp, rank));
+        let openings = &openings_ahead(actions.len());
         let steps =
-            RankSteps { role, microbatches, actions: &actions, openings: &[], copies_rows: false, sharding };
+            RankSteps { role, microbatches, actions: &actions, openings, copies_rows: false, sharding };
         let chunks: Vec<StageLayers> = stages.iter().copied().skip(rank as usize).step_by(pp).collect();
         model.interleaved_peak(&steps, &chunks, |stage| stage.index() / pp).ok()
     };
@@ -317,8 +318,8 @@ fn fits(
     let mut actions = way.actions(0)?;
     actions.retain(|action| action.stage == StageIndex(0));
     let role = RankRole::Encoder;
-    let steps =
-        RankSteps { role, microbatches, actions: &actions, openings: &[], copies_rows: false, sharding };
+    let openings = &openings_ahead(actions.len());
+    let steps = RankSteps { role, microbatches, actions: &actions, openings, copies_rows: false, sharding };
     let encoder = model.rank_peak(&steps).ok()?;
     let (first, end) = (of_rank(0)?, of_rank(last)?);
     // Encoder and first stage are on one device, which has its context only once.

@@ -118,6 +118,15 @@ class SquareTower(OneKindTower):
 
     parameters = ()
 
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        kind, known = self.config.vision_config.model_type, ("clip_vision_model", "siglip_vision_model")
+        if kind not in known:
+            message = (
+                f"the encoder of a `llava` is `{kind}`, must be {' or '.join(f'`{name}`' for name in known)}"
+            )
+            raise ValueError(message)
+
 
 class InternTower(TileTower):
     """InternVL: of its last layer it reads what is after the norm."""

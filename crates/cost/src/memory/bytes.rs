@@ -125,7 +125,8 @@ pub struct RankSteps<'a> {
     pub microbatches: &'a [RankMicrobatch],
     /// Its actions, in order.
     pub actions: &'a [Action],
-    /// For each action, how many come before its first receive opens, itself at most; where there is none, all before it.
+    /// For each action, how many actions come before its first receive opens; at most as many as come before the action. Where this
+    /// list is too short, a receive opens just before its action.
     pub openings: &'a [u32],
     /// Whether the rows of a message are gathered from the rows of the rank, and scattered into them. This is the
     /// case where a component has several replicas.
@@ -151,6 +152,12 @@ pub struct RankChunks<'a> {
     pub actions: &'a [Action],
     /// Number of ranks that its optimizer states are cut over, at least 1.
     pub sharding_degree: u32,
+}
+
+/// Openings of `num_actions` actions as they are assumed of Megatron-LM, by [`RankSteps::openings`]: the receives of an
+/// action open three actions before it.
+pub fn openings_ahead(num_actions: usize) -> Vec<u32> {
+    (0..num_actions as u32).map(|at| at.saturating_sub(3)).collect()
 }
 
 /// An action list that cannot be run.

@@ -116,13 +116,19 @@ impl Llava {
 /// `Ok` if every image leaves the processor as a square of `image_size`: because it is cut to that, or resized to that.
 fn side_must_be(preprocessor: &Fields<'_>, image_size: u32) -> Result<(), DataError> {
     let field = "image_processor_type";
-    let known = ["CLIPImageProcessor", "LlavaImageProcessor", "SiglipImageProcessor"];
+    // Where the file names none, transformers takes the first.
+    let known = ["LlavaImageProcessor", "CLIPImageProcessor", "SiglipImageProcessor"];
     let name = preprocessor.get(field).and_then(Value::as_str).unwrap_or(known[0]);
     let plain = name.strip_suffix("Fast").or_else(|| name.strip_suffix("Pil")).unwrap_or(name);
     if !known.contains(&plain) {
         return Err(preprocessor.error(field, format!("known are {}", known.join(", "))));
     }
     let flag = |field: &str, default: bool| preprocessor.get(field).map_or(default, |value| value != false);
+    if flag("do_pad", false) && preprocessor.get("pad_size").is_some() {
+        return Err(
+            preprocessor.error("pad_size", "must be absent: images would leave in that size".to_owned())
+        );
+    }
     let cuts = flag("do_center_crop", plain != "SiglipImageProcessor");
     let name = if cuts { "crop_size" } else { "size" };
     if !cuts && !flag("do_resize", true) {
@@ -140,7 +146,7 @@ fn side_must_be(preprocessor: &Fields<'_>, image_size: u32) -> Result<(), DataEr
             }
             Ok(())
         }
-        // A number is the side of a square that is cut; of a size it is the shorter side, and the other is free.
+        // A number is the side of the square that is cut. As a size most processors take it for the shorter side.
         Some(value) if cuts && value.as_u64() == Some(u64::from(image_size)) => Ok(()),
         _ => Err(preprocessor.error(name, rule())),
     }
@@ -252,6 +258,11 @@ mod tests {
                 "`vision_feature_select_strategy` is \"full\"",
             ),
             (siglip("full"), sigs(json!({"size": {"height": 384, "width": 378}})), "`size.width` is 378"),
+            (
+                clip(none.clone()),
+                json!({"crop_size": 336, "do_pad": true, "pad_size": {"height": 400, "width": 400}}),
+                "`pad_size` is",
+            ),
             (siglip("full"), sigs(json!({"do_resize": false})), "`do_resize` is false"),
             (siglip("full"), sigs(json!({"size": {"shortest_edge": 384}})), "`size.height` is missing"),
         ];

@@ -4,13 +4,13 @@ use crate::error::StepError;
 use crate::scheduler::{StepScheduler, Stop};
 use dflop_types::{SampleIndex, Schedule};
 
-/// Samples of a batch beyond which buckets of samples that each rank encodes itself are not searched for, if the encoder's work
-/// shared out is [`WELL_AHEAD`] of greedy ones: their search takes most of the time. Up to here it takes some tens of milliseconds,
-/// and with few ranks it wins back more.
+/// With more samples than this in a batch, the search for buckets whose samples each rank encodes itself takes most of the time.
+/// It is then left out where [`WELL_AHEAD`] says that it would lose. With fewer samples it takes some tens of milliseconds.
 const LARGE: usize = 1_024;
 
-/// One part of so many. Seen in 16 steps of 1,024 and more samples, on 256 to 1,024 ranks, that were so far ahead: the search
-/// made the greedy ones 11 % shorter at most, and stayed 2 % and more behind.
+/// How far ahead of greedy buckets a step must be whose encoder work is shared out, for the search for better buckets to be left
+/// out: one part in so many of its time. In the 16 steps tried that were so far ahead (1,024 samples and more, 256 to 1,024
+/// ranks) that search made the greedy buckets 11 % shorter at most, and stayed 2 % and more behind.
 const WELL_AHEAD: u64 = 10;
 
 impl StepScheduler {
@@ -23,7 +23,11 @@ impl StepScheduler {
         batch: &[SampleIndex],
         halt: Stop,
     ) -> Result<Schedule, StepError> {
-        let quick = self.in_fewest_capped(step, batch, &|| true)?;
+        let quick = match self.in_fewest_capped(step, batch, &|| true) {
+            // Only the whole search can say whether anything fits.
+            Err(error) if lacks_room(&error) && !halt() => self.balanced_whole(step, batch, halt)?,
+            quick => quick?,
+        };
         let shared = self.shared_out(step, batch, used(&quick), halt)?;
         let quick_ns = quick.predicted_makespan_ns;
         let is_ahead = |shared: &Schedule| {
@@ -35,15 +39,18 @@ impl StepScheduler {
         } else if let Some(shared) = shared.as_ref().filter(|shared| is_ahead(shared)) {
             self.shared_in_more(step, batch, shared.clone(), halt)?
         } else {
-            let own = self.balanced_whole(step, batch, halt)?;
-            let again = if used(&own) == used(&quick) {
-                None
-            } else {
-                self.shared_out(step, batch, used(&own), halt)?
+            let own = match self.balanced_whole(step, batch, halt) {
+                Err(error) if lacks_room(&error) => quick,
+                Ok(own) if used(&own) == used(&quick) => own,
+                own => {
+                    let own = own?;
+                    let again = self.shared_out(step, batch, used(&own), halt)?;
+                    shorter(own, again)
+                }
             };
-            shorter(shorter(own, shared), again)
+            shorter(own, shared)
         };
-        best.was_stopped |= halt();
+        best.was_stopped = halt();
         Ok(best)
     }
 
@@ -88,15 +95,18 @@ impl StepScheduler {
         let mut count = self.fewest_by_bytes(batch)?.min(most);
         loop {
             match self.capped(step, batch, count, halt) {
-                Err(StepError::Memory { .. } | StepError::Tokens { .. } | StepError::Balance(_))
-                    if count < most =>
-                {
+                Err(error) if lacks_room(&error) && count < most => {
                     count = (count + count.div_ceil(4)).min(most);
                 }
                 found => return found,
             }
         }
     }
+}
+
+/// Whether the samples did not fit, so that other buckets may.
+const fn lacks_room(error: &StepError) -> bool {
+    matches!(error, StepError::Memory { .. } | StepError::Tokens { .. } | StepError::Balance(_))
 }
 
 /// The shorter of two schedules; of equals the first.

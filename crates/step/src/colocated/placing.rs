@@ -57,11 +57,7 @@ impl StepScheduler {
         if method == Method::Balanced {
             return balanced;
         }
-        if balanced.as_ref().is_ok_and(|schedule| schedule.was_stopped && is_even(schedule)) {
-            return balanced;
-        }
-        // A simpler method may be faster by chance, because a sample does not add exactly its own cost to a microbatch. That is
-        // little, and a search that was stopped has no time to try it where its own answer is even.
+        // A simpler method may be faster by chance, because a sample does not add exactly its own cost to a microbatch.
         let others = [bare(&of_tokens), bare(&of_arrival)].into_iter().flatten();
         let best = others.chain(balanced.as_ref().ok().cloned()).min_by_key(|s| s.predicted_makespan_ns);
         match (best, balanced) {
@@ -398,12 +394,6 @@ impl StepScheduler {
         schedule.lower_bound_ns = mean(&encoder_ns, ranks).saturating_add(mean(&llm_ns, ranks));
         Ok(schedule)
     }
-}
-
-/// Whether no assignment has much lighter ranks: a twentieth at most.
-const fn is_even(schedule: &Schedule) -> bool {
-    let gap_ns = schedule.max_load_ns.saturating_sub(schedule.lower_bound_ns);
-    gap_ns <= schedule.lower_bound_ns / 20
 }
 
 /// The mean load of a rank, rounded down. No assignment makes the fullest rank lighter than this.

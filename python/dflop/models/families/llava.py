@@ -100,13 +100,13 @@ class Llava(TileFamily):
         return [MediaGrid("image", 1, height, width, self.features_per_tile)] * num_tiles
 
     def make_processor(self) -> Any:
-        """See `TileFamily.make_processor`: of the class that the file names; if it names none, CLIP's."""
+        """See `TileFamily.make_processor`: of the class that the file names; if it names none, LLaVA's."""
         from transformers import CLIPImageProcessorPil, LlavaImageProcessorPil, SiglipImageProcessorPil
 
         classes = (CLIPImageProcessorPil, LlavaImageProcessorPil, SiglipImageProcessorPil)
         by_name = {made.__name__.removesuffix("Pil"): made for made in classes}
         fields = processor_fields(self.model_dir, "image_processor")
-        name = str(fields.get("image_processor_type", "CLIPImageProcessor"))
+        name = str(fields.get("image_processor_type") or "LlavaImageProcessor")
         plain = name.removesuffix("Fast").removesuffix("Pil")
         if plain not in by_name:
             message = f"`{processor_file(self.model_dir)}`: `image_processor_type` is {name}, known are "
