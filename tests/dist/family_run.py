@@ -53,6 +53,8 @@ _TOKENS = {
     "qwen2_5_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_vl_moe": ("<|image_pad|>", "<|video_pad|>"),
+    "qwen3_5": ("<|image_pad|>", "<|video_pad|>"),
+    "qwen3_5_moe": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_audio": ("<|AUDIO|>",),
 }
 """What the family's text has in the places of features, for ids `IMAGE` and `VIDEO`, or `SOUND`."""

@@ -43,6 +43,23 @@ QWEN3_TEXT = {
     "head_dim": 12,
     "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]},
 }
+QWEN35_VISION = {name: value for name, value in QWEN3_VISION.items() if name != "deepstack_visual_indexes"}
+QWEN35_TEXT = {
+    **VL_TEXT,
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 1, 1],
+    },
+}
 PIXTRAL = {name: value for name, value in TILES.items() if name != "image_size"}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 CONFIGS = {
@@ -148,6 +165,21 @@ CONFIGS = {
         "text_config": {
             **QWEN3_TEXT,
             **EXPERTS,
+        },
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "vision_config": QWEN35_VISION,
+        "text_config": {**QWEN35_TEXT, "model_type": "qwen3_5_text"},
+    },
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe",
+        "vision_config": {**QWEN35_VISION, "model_type": "qwen3_5_moe_vision"},
+        "text_config": {
+            **QWEN35_TEXT,
+            **EXPERTS,
+            "model_type": "qwen3_5_moe_text",
+            "shared_expert_intermediate_size": 20,
         },
     },
     "qwen2_audio": {"model_type": "qwen2_audio", "audio_config": SOUND, "text_config": QWEN2},

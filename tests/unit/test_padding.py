@@ -28,7 +28,7 @@ MEDIA = {
     "llava": [4, 0, 1],
     "llava_next": [[(112, 112)], [], [(56, 112), (112, 112)]],
 }
-MEDIA["qwen2_5_vl"] = MEDIA["qwen3_vl"] = MEDIA["qwen3_vl_moe"] = MEDIA["qwen2_vl"]
+MEDIA["qwen3_5"] = MEDIA["qwen3_5_moe"] = MEDIA["qwen2_5_vl"] = MEDIA["qwen3_vl"] = MEDIA["qwen3_vl_moe"] = MEDIA["qwen2_vl"]
 OF_TOKENS = {"input_ids": 0, "attention_mask": 0, "labels": -100, "mm_token_type_ids": 0}
 """What has an entry a token, and what stands at padding."""
 
@@ -75,19 +75,20 @@ def gradients(model, batch):
     return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def check_equal(found, expected):
+def check_equal(found, expected, tolerance=TOLERANCE):
     (loss, of), (expected_loss, expected_of) = found, expected
     assert torch.isclose(loss, expected_loss, rtol=TOLERANCE)
     assert of.keys() == expected_of.keys()
     for name, gradient in of.items():
         # Of a gradient that is nothing but rounding, such as that of a key's bias, the size is no measure.
         size = max(float(expected_of[name].norm()), 1e-4)
-        assert float((gradient - expected_of[name]).norm()) / size < TOLERANCE, name
+        assert float((gradient - expected_of[name]).norm()) / size < tolerance, name
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gradients_are_those_of_the_padded_batch(name, side, tmp_path, quiet):
+    tolerance = TOLERANCE * tiny_families.CONDITION.get(name, 1)
     model = make_model(name, tmp_path)
     batch = batch_of(name, side)
     expected = gradients(model, batch)
@@ -95,18 +96,18 @@ def test_gradients_are_those_of_the_padded_batch(name, side, tmp_path, quiet):
     layer = model.get_decoder().layers[0]
     layer.register_forward_pre_hook(lambda _, args, given: rows.append(args[0].shape[:2]), with_kwargs=True)
     handle = remove_padding(model)
-    check_equal(gradients(model, batch), expected)
+    check_equal(gradients(model, batch), expected, tolerance)
     num_tokens = int(batch["attention_mask"].sum())
     assert rows == [(1, num_tokens)]
     assert (handle.num_tokens, handle.num_padded_tokens) == (num_tokens, batch["attention_mask"].numel())
     assert handle.padding_ratio == handle.num_padded_tokens / num_tokens > 1.3
     # With recomputation, whose second forward runs when the call is over.
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    check_equal(gradients(model, batch), expected)
+    check_equal(gradients(model, batch), expected, tolerance)
     model.gradient_checkpointing_disable()
     handle.remove()
     rows.clear()
-    check_equal(gradients(model, batch), expected)
+    check_equal(gradients(model, batch), expected, tolerance)
     assert rows == [tuple(batch["attention_mask"].shape)]
 
 

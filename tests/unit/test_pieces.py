@@ -35,7 +35,7 @@ from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
-QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
 PICTURES = [(1, 10, 6), (2, 4, 12)]
 
@@ -220,7 +220,8 @@ def num_parameters(pieces):
     for piece in pieces.values():
         module = piece.take(piece.source.whole(piece.num_layers), WHOLE)
         number = sum(parameter.numel() for parameter in module.parameters())
-        total += number // piece.num_layers * piece.count
+        # Layers of several kinds come in their proportion.
+        total += number * piece.count // piece.num_layers
     return total
 
 
@@ -334,11 +335,19 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
         adapters = {key for key, value in module.named_parameters() if "lora_" in key}
         assert trained == adapters == {key for key, value in module.named_parameters() if value.requires_grad}
         # A and B on seven maps of three layers; experts have none.
-        maps = 4 if name in WITH_EXPERTS else 7
-        assert len(adapters) == (2 * maps * 3 if part == "llm_layer" else 0)
+        maps = 3 * (4 if name in WITH_EXPERTS else 7)
+        if name.startswith("qwen3_5"):
+            # Linear attention has five maps instead of four. What all tokens read beside experts has four.
+            maps += 2 + (3 * 4 if name in WITH_EXPERTS else 0)
+        assert len(adapters) == (2 * maps if part == "llm_layer" else 0)
     base, with_adapters = pieces["llm_layer"].build(WHOLE), pieces["llm_layer"].build(lora)
     # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96.
     added = 3 * 3 * (2 * 96 + 2 * 72 + (0 if name in WITH_EXPERTS else 3 * 144))
+    if name.startswith("qwen3_5"):
+        # One layer has queries with gates, two have queries, keys and values, gates, two numbers a head, and the sum.
+        added = 3 * (144 + 2 * 72 + 96 + 2 * (104 + 72 + 2 * 52 + 72))
+        # The shared expert and its gate.
+        added += 3 * 3 * (3 * (48 + 40) + 49 if name in WITH_EXPERTS else 3 * 144)
     assert sum(p.numel() for p in with_adapters.parameters()) == added + sum(
         p.numel() for p in base.parameters()
     )
@@ -363,8 +372,9 @@ def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
     pieces, _ = tiny(tmp_path, name)
     half = PieceSettings(CPU, torch.float32, tensor_parallel_degree=2)
     quarter = PieceSettings(CPU, torch.float32, tensor_parallel_degree=4)
-    if name in WITH_EXPERTS:
-        with pytest.raises(ProfileError, match="layers with experts cannot be cut over 2 ranks"):
+    if name in WITH_EXPERTS or name == "qwen3_5":
+        what = "linear attention" if name.startswith("qwen3_5") else "experts"
+        with pytest.raises(ProfileError, match=f"layers with {what} cannot be cut over 2 ranks"):
             pieces["llm_layer"].build(half)
         return
     # Two heads of keys and values: one each on two ranks, the same one on two of four.

@@ -42,6 +42,24 @@ _QWEN3_VISION = {
     "num_position_embeddings": 36,
     "deepstack_visual_indexes": [1, 2],
 }
+_QWEN35_VISION = {name: value for name, value in _QWEN3_VISION.items() if name != "deepstack_visual_indexes"}
+# Longer samples than a chunk of the recurrence (64 tokens) are among those of the tests, and shorter ones.
+_LINEAR = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "head_dim": 12,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
 TINY = {
     "internvl": {
         "vision_config": _INTERNVIT,
@@ -173,6 +191,22 @@ TINY = {
         },
         "tie_word_embeddings": False,
     },
+    "qwen3_5": {
+        "vision_config": {**_QWEN35_VISION, "model_type": "qwen3_5_vision"},
+        "text_config": {**TEXT, "model_type": "qwen3_5_text", **_LINEAR},
+        "tie_word_embeddings": False,
+    },
+    "qwen3_5_moe": {
+        "vision_config": {**_QWEN35_VISION, "model_type": "qwen3_5_moe_vision"},
+        "text_config": {
+            **TEXT,
+            "model_type": "qwen3_5_moe_text",
+            **_LINEAR,
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 40,
+        },
+        "tie_word_embeddings": False,
+    },
     "qwen2_audio": {
         "audio_config": {
             "d_model": 32,
@@ -186,7 +220,10 @@ TINY = {
     },
 }
 """`config.json` by family, and by what else differs."""
-WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe")
+CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50}
+"""How much larger rounding is where weights differ by it already: linear attention takes the exponent of sums of
+decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone."""
+WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe")
 """Those whose backbone has experts."""
 
 _QWEN_7B = {

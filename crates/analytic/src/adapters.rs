@@ -8,6 +8,7 @@
 //! Router and experts are no linear maps of PyTorch; they are frozen and have none.
 
 use crate::architecture::NormKind;
+use crate::backbone::LINEAR_LAYER;
 use crate::modules::{Module, matrix, pass};
 use crate::operations::{Cut, Kind, Operation, Product};
 
@@ -19,7 +20,7 @@ impl Module {
     ///
     /// *Not modelled*: the sum over those ranks of the gradients of what is whole, once a step.
     pub fn with_adapters(&self, rank: u32) -> Option<Self> {
-        if rank == 0 || self.name != "llm_layer" {
+        if rank == 0 || !["llm_layer", LINEAR_LAYER].contains(&self.name) {
             return None;
         }
         let operations = self.operations.iter().flat_map(|one| adapted(*one, u64::from(rank))).collect();
@@ -32,6 +33,7 @@ fn adapted(one: Operation, rank: u64) -> Vec<Operation> {
     let of = |kind| Operation { kind, ..one };
     match one.kind {
         Kind::Norm(NormKind::Rms, width) => vec![of(Kind::Norm(NormKind::RmsFrozen, width))],
+        Kind::Norm(NormKind::RmsCentred, width) => vec![of(Kind::Norm(NormKind::RmsCentredFrozen, width))],
         Kind::Product(product) => {
             let frozen = of(Kind::Product(Product { is_frozen: true, ..product }));
             if product.is_split { beside(frozen, product, rank) } else { vec![frozen] }

@@ -11,6 +11,10 @@ pub enum NormKind {
     RmsFused,
     /// As `Rms`, with a weight that is frozen.
     RmsFrozen,
+    /// As `Rms`, times one more than the weight, all of it in float32.
+    RmsCentred,
+    /// As `RmsCentred`, with a weight that is frozen.
+    RmsCentredFrozen,
 }
 
 /// What stands between the two outer matrices of a layer's MLP.
@@ -131,6 +135,26 @@ pub struct Experts {
     pub per_token: u64,
     /// Inner width of one, a gated MLP.
     pub width: u64,
+    /// Inner width of the expert that every token reads too, times a gate of its own; 0: there is none.
+    pub shared_width: u64,
+}
+
+/// Layers of the backbone whose attention is linear: a recurrence along the tokens (gated delta rule) behind a short
+/// convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinearAttention {
+    /// How many of the backbone's layers are such.
+    pub num_layers: u64,
+    /// Heads of queries, and as many of keys.
+    pub num_key_heads: u64,
+    /// Heads of values: each goes with one of the keys', several with the same one.
+    pub num_value_heads: u64,
+    /// Width of a head of queries or keys.
+    pub key_size: u64,
+    /// Width of a head of values.
+    pub value_size: u64,
+    /// Tokens that the convolution reads for each.
+    pub kernel: u64,
 }
 
 impl Llm {
@@ -176,6 +200,14 @@ pub struct Llm {
     pub has_mlp_bias: bool,
     /// Whether each head of queries and keys goes through an RMS norm.
     pub has_head_norm: bool,
+    /// Norms of its layers, over heads too, and the last one.
+    pub norm: NormKind,
+    /// Values of a head of queries or keys that are rotated by their position.
+    pub rotated_size: u64,
+    /// Whether what attention gives is multiplied by a gate, made with the queries.
+    pub has_output_gate: bool,
+    /// Those of its layers that have linear attention; `None`: no layer has.
+    pub linear: Option<LinearAttention>,
 }
 
 /// A model.

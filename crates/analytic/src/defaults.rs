@@ -169,6 +169,41 @@ pub(super) const QWEN3_VL_MOE_TEXT: &[(&str, u64)] = &[
     ("num_experts_per_tok", 4),
     ("num_experts", 60),
 ];
+/// `Qwen3_5TextConfig` (`models/qwen3_5/configuration_qwen3_5.py`).
+pub(super) const QWEN3_5_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 248_320),
+    ("hidden_size", 4_096),
+    ("intermediate_size", 12_288),
+    ("num_hidden_layers", 32),
+    ("num_attention_heads", 16),
+    ("num_key_value_heads", 4),
+    ("head_dim", 256),
+    ("linear_conv_kernel_dim", 4),
+    ("linear_key_head_dim", 128),
+    ("linear_value_head_dim", 128),
+    ("linear_num_key_heads", 16),
+    ("linear_num_value_heads", 32),
+];
+/// `Qwen3_5MoeTextConfig` (`models/qwen3_5_moe/configuration_qwen3_5_moe.py`), whose layers have no MLP but experts.
+pub(super) const QWEN3_5_MOE_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 248_320),
+    ("hidden_size", 2_048),
+    ("intermediate_size", 512),
+    ("num_hidden_layers", 40),
+    ("num_attention_heads", 16),
+    ("num_key_value_heads", 2),
+    ("head_dim", 256),
+    ("linear_conv_kernel_dim", 4),
+    ("linear_key_head_dim", 128),
+    ("linear_value_head_dim", 128),
+    ("linear_num_key_heads", 16),
+    ("linear_num_value_heads", 32),
+    ("decoder_sparse_step", 1),
+    ("moe_intermediate_size", 512),
+    ("shared_expert_intermediate_size", 512),
+    ("num_experts_per_tok", 8),
+    ("num_experts", 256),
+];
 /// `Qwen2AudioEncoderConfig` (`models/qwen2_audio/configuration_qwen2_audio.py`).
 pub(super) const QWEN2_AUDIO: &[(&str, u64)] = &[
     ("d_model", 1_280),

@@ -1,15 +1,18 @@
 //! A whole model profile that nobody measured: its modules timed by the roofline, its links from the table of hardware.
 
 use crate::architecture::Architecture;
+use crate::backbone::LINEAR_LAYER;
 use crate::error::AnalyticError;
 use crate::gpt::Gpt;
 use crate::hardware::Hardware;
 use crate::links::{Reduce, network};
+use crate::mean::mean_layer;
 use crate::modules::Module;
 use crate::roofline::Roofline;
 use dflop_types::{
-    Collective, Device, LinkProfile, LinkSpan, MadeFrom, MemoryReserve, ModelProfile, Variant,
+    Collective, Device, LinkProfile, LinkSpan, MadeFrom, MemoryReserve, ModelProfile, ModuleProfile, Variant,
 };
+use std::collections::BTreeMap;
 
 /// Time that PyTorch takes on the host to start one kernel, in nanoseconds: assumed. The device waits for it where its
 /// work is shorter.
@@ -47,7 +50,12 @@ pub fn estimate(
     settings: &EstimateSettings,
 ) -> Result<ModelProfile, AnalyticError> {
     let modules = architecture.modules();
-    let cut = |degree: u32| modules.iter().filter_map(|module| module.cut(u64::from(degree))).collect();
+    // Layers with linear attention are not cut (`python/dflop/models/backbone.py`), and no others without them.
+    let is_whole = |module: &Module| module.name == "llm_layer" && architecture.llm.linear.is_some();
+    let cut = |degree: u32| {
+        let modules = modules.iter().filter(|module| !is_whole(module) && module.name != LINEAR_LAYER);
+        modules.filter_map(|module| module.cut(u64::from(degree))).collect()
+    };
     let parts = Parts {
         family: &architecture.family,
         width: architecture.llm.width,
@@ -127,7 +135,15 @@ impl Parts<'_> {
         let network = network(hardware);
         let profiles = |modules: &[Module], reduce: Option<Reduce<'_>>| {
             let roofline = Roofline { reduce, ..roofline };
-            modules.iter().map(|module| (module.name.to_owned(), roofline.module(module))).collect()
+            let timed = modules.iter().map(|module| (module.name.to_owned(), roofline.module(module)));
+            let mut found: BTreeMap<String, ModuleProfile> = timed.collect();
+            // Layers of two kinds are one kind of layer to all that follows: their mean.
+            if let Some(linear) = found.remove(LINEAR_LAYER)
+                && let Some(full) = found.get_mut("llm_layer")
+            {
+                *full = mean_layer(full, &linear);
+            }
+            found
         };
         let reduce = |degree: u32| {
             let wait_ns = self.reduce_wait_ns.filter(|_| degree > 1)?;

@@ -10,7 +10,8 @@
 use crate::architecture::NormKind;
 use crate::error::AnalyticError;
 use crate::modules::{Module, gate, matrix, pass, residual};
-use crate::operations::{Attention, Cut, Kind, Operation, Pass, Phase, Rows};
+use crate::operations::{Attention, Cut, Kind, Operation, Phase, Rows};
+use crate::pass::Pass;
 
 /// The program that runs a model, as far as it decides times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,22 +10,27 @@
 
 mod adapters;
 mod architecture;
+mod backbone;
 mod catalogue;
 mod defaults;
+mod delta_rule;
 mod error;
 mod estimate;
 mod fields;
 mod gpt;
 mod hardware;
 mod links;
+mod mean;
 mod measured;
 mod modules;
 mod operations;
+mod pass;
 mod read;
 mod roofline;
 mod utilization;
 
-pub use architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
+pub use architecture::{Architecture, Encoder, LinearAttention, Llm, MlpKind, NormKind, Patches, Projector};
+pub use backbone::LINEAR_LAYER;
 pub use catalogue::{CatalogueModel, catalogue, catalogue_model};
 pub use error::AnalyticError;
 pub use estimate::{EstimateSettings, estimate, estimate_gpt};
@@ -33,6 +38,7 @@ pub use gpt::{Gpt, Software};
 pub use hardware::{EFFICIENCY, Efficiency, HARDWARE, Hardware, Vendor};
 pub use measured::Measured;
 pub use modules::{Module, ModuleFlops};
-pub use operations::{Attention, Cut, Kind, Operation, Pass, Phase, Product, Rows, Work};
+pub use operations::{Attention, Cut, Kind, Operation, Phase, Product, Rows, Work};
+pub use pass::Pass;
 pub use read::FAMILIES;
 pub use utilization::mfu;

@@ -1,7 +1,8 @@
 //! The modules of a model as steps: by the names that a model profile has.
 
-use crate::architecture::{Architecture, Encoder, Experts, Llm, MlpKind, NormKind, Patches};
-use crate::operations::{Attention, Cut, Kind, Operation, Pass, Phase, Product, Rows, Work};
+use crate::architecture::{Architecture, Encoder, MlpKind, NormKind, Patches};
+use crate::operations::{Attention, Cut, Kind, Operation, Phase, Product, Rows, Work};
+use crate::pass::Pass;
 use dflop_types::ModelProfile;
 
 /// One module of a model.
@@ -142,7 +143,9 @@ impl Architecture {
         }
         modules.retain(|module| module.count > 0);
         modules.push(self.projector());
-        modules.extend([self.llm.embedding(), self.llm.layer(), self.llm.head()]);
+        modules.extend([self.llm.embedding(), self.llm.layer()]);
+        modules.extend(self.llm.linear_layer());
+        modules.push(self.llm.head());
         modules
     }
 
@@ -299,112 +302,7 @@ impl Encoder {
     }
 }
 
-impl Llm {
-    fn module(&self, name: &'static str, count: u64, kinds: Vec<Kind>) -> Module {
-        Module {
-            name,
-            count,
-            operations: each(kinds),
-            num_table_parameters: 0,
-            has_input_gradient: true,
-            ends_with_lookup: false,
-            input_width: self.width,
-            unit_tokens: 1,
-            segment_tokens: None,
-        }
-    }
-
-    fn embedding(&self) -> Module {
-        self.module("llm_embedding", 1, vec![Kind::Lookup { rows: self.vocabulary, width: self.width }])
-    }
-
-    fn layer(&self) -> Module {
-        let bias = |has: bool, outputs: u64| if has { outputs } else { 0 };
-        let attention = Attention {
-            num_heads: self.num_heads,
-            num_key_value_heads: self.num_key_value_heads,
-            head_size: self.head_size,
-            is_causal: true,
-        };
-        let (queries, keys) = (self.num_heads * self.head_size, self.num_key_value_heads * self.head_size);
-        let mut kinds = vec![Kind::Norm(NormKind::Rms, self.width)];
-        for (index, outputs) in [queries, keys, keys].into_iter().enumerate() {
-            let num_biases = bias(self.has_qkv_bias, outputs);
-            kinds.push(matrix(self.width, outputs, num_biases, index == 0, Cut::Outputs));
-        }
-        let num_before = kinds.len();
-        kinds.extend([
-            rotation(queries + keys),
-            Kind::Attention(attention),
-            matrix(queries, self.width, bias(self.has_out_bias, self.width), true, Cut::Inputs),
-            residual(self.width),
-            Kind::Norm(NormKind::Rms, self.width),
-        ]);
-        let mut operations = each(kinds);
-        match self.experts {
-            Some(experts) => operations.extend(experts.operations(self.width)),
-            None => {
-                operations.extend(each(mlp(
-                    MlpKind::Gated,
-                    self.width,
-                    self.mlp_width,
-                    self.has_mlp_bias,
-                    1,
-                )));
-            }
-        }
-        operations.push(Operation { rows: Rows::EACH, kind: residual(self.width) });
-        let mut module = self.module("llm_layer", self.num_layers, Vec::new());
-        module.operations = operations;
-        if self.has_head_norm {
-            let norms = [self.num_heads, self.num_key_value_heads].map(|num_heads| Operation {
-                rows: Rows { factor: num_heads, ..Rows::EACH },
-                kind: Kind::Norm(NormKind::Rms, self.head_size),
-            });
-            module.operations.splice(num_before..num_before, norms);
-        }
-        module
-    }
-
-    fn head(&self) -> Module {
-        let logits = matrix(self.width, self.vocabulary, 0, true, Cut::Whole);
-        let kinds = vec![Kind::Norm(NormKind::Rms, self.width), logits, Kind::Loss(self.vocabulary)];
-        self.module("llm_head", 1, kinds)
-    }
-}
-
-impl Experts {
-    /// From the norm to the sum with what came in, as transformers 5.23 runs it by default (`grouped_mm_experts_forward`):
-    /// rows are copied once for each of their experts, sorted by expert, and put back.
-    fn operations(self, width: u64) -> Vec<Operation> {
-        let copies = Rows { factor: self.per_token, ..Rows::EACH };
-        let joint = |inputs, outputs, num_experts| match matrix(inputs, outputs, 0, true, Cut::Whole) {
-            // Not linear maps of PyTorch, whose backward alone is split.
-            Kind::Product(product) => Kind::Product(Product { num_experts, is_split: false, ..product }),
-            other => other,
-        };
-        let of_copies = |kind| Operation { rows: copies, kind };
-        vec![
-            Operation { rows: Rows::EACH, kind: joint(width, self.count, 1) },
-            Operation {
-                rows: Rows::EACH,
-                kind: Kind::Routing { num_experts: self.count, num_chosen: self.per_token },
-            },
-            // Rows to their experts.
-            of_copies(pass(width, 2, 3, 0, 1, 5)),
-            of_copies(joint(width, 2 * self.width, self.count)),
-            // As of a gated MLP, whose two first products are one here: their gradients are put side by side.
-            of_copies(pass(self.width, 5, 13, 3, 2, 4)),
-            of_copies(joint(self.width, width, self.count)),
-            // Times the expert's share, back to the order of tokens, their sum.
-            of_copies(pass(width, 2, 6, 1, 1, 3)),
-            of_copies(pass(width, 2, 3, 0, 3, 5)),
-            of_copies(pass(width, 1, 0, 0, 1, 0)),
-        ]
-    }
-}
-
-fn each(kinds: Vec<Kind>) -> Vec<Operation> {
+pub(super) fn each(kinds: Vec<Kind>) -> Vec<Operation> {
     kinds.into_iter().map(|kind| Operation { rows: Rows::EACH, kind }).collect()
 }
 
@@ -435,7 +333,7 @@ const fn without_input_gradient(kind: Kind) -> Kind {
     }
 }
 
-fn mlp(kind: MlpKind, width: u64, inner: u64, has_bias: bool, kept: u64) -> Vec<Kind> {
+pub(super) fn mlp(kind: MlpKind, width: u64, inner: u64, has_bias: bool, kept: u64) -> Vec<Kind> {
     let bias = |outputs: u64| if has_bias { outputs } else { 0 };
     let first = |keeps| matrix(width, inner, bias(inner), keeps, Cut::Outputs);
     let last = matrix(inner, width, bias(width), true, Cut::Inputs);
@@ -447,7 +345,7 @@ fn mlp(kind: MlpKind, width: u64, inner: u64, has_bias: bool, kept: u64) -> Vec<
 
 /// An activation function: reads, writes; backward reads input and gradient, writes. Its input is kept, and where it is
 /// written as a product also the factor.
-const fn activation(width: u64, kept: u64) -> Kind {
+pub(super) const fn activation(width: u64, kept: u64) -> Kind {
     pass(width, 2 * kept, 3 * kept, kept, kept, kept)
 }
 
@@ -468,11 +366,11 @@ const fn layer_scale(width: u64) -> Kind {
 
 /// Queries and keys turned by their positions, as Hugging Face writes it: halves exchanged and negated, two products, a
 /// sum, each over all values. Only sines and cosines are kept, once for all layers.
-const fn rotation(width: u64) -> Kind {
+pub(super) const fn rotation(width: u64) -> Kind {
     cut_pass(pass(width, 11, 11, 0, 10, 10))
 }
 
-const fn cut_pass(kind: Kind) -> Kind {
+pub(super) const fn cut_pass(kind: Kind) -> Kind {
     match kind {
         Kind::Pass(pass) => Kind::Pass(Pass { is_cut: true, ..pass }),
         other => other,
@@ -492,6 +390,7 @@ pub(super) const fn pass(
         forward_moves,
         backward_moves,
         kept,
+        kept_float32: 0,
         forward_kernels,
         backward_kernels,
         is_cut: false,

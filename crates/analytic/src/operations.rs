@@ -1,6 +1,8 @@
 //! The steps of a module's forward, and what each costs: products as `torch.utils.flop_counter` counts them.
 
 use crate::architecture::NormKind;
+use crate::delta_rule::{Convolution, DeltaRule};
+use crate::pass::{Pass, norm_pass};
 
 /// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment, and a rank's part of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,25 +81,6 @@ pub struct Attention {
     pub is_causal: bool,
 }
 
-/// Work on each value alone, bound by memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pass {
-    /// Values of a row.
-    pub width: u64,
-    /// Values read or written for each, forward.
-    pub forward_moves: u64,
-    /// Values read or written for each, backward.
-    pub backward_moves: u64,
-    /// Values that the forward keeps for each.
-    pub kept: u64,
-    /// Kernels, forward.
-    pub forward_kernels: u64,
-    /// Kernels, backward.
-    pub backward_kernels: u64,
-    /// Whether tensor parallelism cuts its width.
-    pub is_cut: bool,
-}
-
 /// What a step does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -118,6 +101,10 @@ pub enum Kind {
         /// Its phase: F or I.
         phase: Phase,
     },
+    /// The convolution of linear attention.
+    Convolution(Convolution),
+    /// The recurrence of linear attention.
+    DeltaRule(DeltaRule),
     /// Work on each value alone.
     Pass(Pass),
     /// Which experts a row goes to, by its logits over all of them: a softmax, the largest, their shares, and the order of all
@@ -217,12 +204,14 @@ impl Operation {
                 product.num_experts * product.inputs * product.outputs + product.num_biases
             }
             Kind::Norm(NormKind::Layer, width) => 2 * width,
-            Kind::Norm(NormKind::Rms | NormKind::RmsFused | NormKind::RmsFrozen, width) => width,
+            Kind::Norm(_, width) => width,
             Kind::Lookup { rows, width } => rows * width,
+            Kind::Convolution(convolution) => convolution.width * convolution.kernel,
             Kind::Attention(_)
             | Kind::Scores(_)
             | Kind::Reduce { .. }
             | Kind::Routing { .. }
+            | Kind::DeltaRule(_)
             | Kind::Pass(_)
             | Kind::Loss(_)
             | Kind::LossInPlace(_) => 0,
@@ -248,6 +237,8 @@ impl Operation {
                 Work { flops: attention.flops(segments, phase), bytes, kernels }
             }
             Kind::Scores(attention) => attention.scores_work(segments, rows, phase, size),
+            Kind::Convolution(convolution) => convolution.work(segments, phase, size),
+            Kind::DeltaRule(rule) => rule.work(segments, phase, size),
             // Its data goes over links ([`Operation::reduced_bytes`]), and a thread of its own starts it.
             Kind::Reduce { .. } => Work::default(),
             Kind::Norm(kind, width) => norm_pass(kind, width).work(rows, phase, size),
@@ -321,6 +312,8 @@ impl Operation {
             Kind::Norm(NormKind::Rms, width) => width * (4 + size) + 4,
             // The result before the weight is kept for the gradient of the weight alone.
             Kind::Norm(NormKind::RmsFrozen, width) => width * 4 + 4,
+            // The same with the result before the weight in float32.
+            Kind::Norm(NormKind::RmsCentred | NormKind::RmsCentredFrozen, width) => width * 8 + 4,
             // Queries, keys, values, the logarithm of each row's sum; the result is kept by the product that reads it.
             Kind::Attention(attention) => attention.qkv_width() * size + 4 * attention.num_heads,
             // In float32 what the softmax gave, its largest and their sum; their shares in the dtype, sorted by expert.
@@ -329,7 +322,9 @@ impl Operation {
             }
             // Queries, keys and values; the scores that the second product reads are a pass's.
             Kind::Scores(attention) => attention.qkv_width() * size,
-            Kind::Pass(pass) => pass.width * pass.kept * size,
+            Kind::Convolution(convolution) => 2 * convolution.width * size,
+            Kind::DeltaRule(rule) => rule.kept_bytes(size),
+            Kind::Pass(pass) => pass.width * (pass.kept * size + pass.kept_float32 * 4),
             Kind::Loss(classes) | Kind::LossInPlace(classes) => 4 * classes,
         }
     }
@@ -377,7 +372,9 @@ impl Operation {
             Kind::Routing { num_experts, num_chosen } => rows * (4 * num_experts + 32 * num_chosen),
             Kind::Norm(_, width) => 3 * rows * width * 4,
             Kind::Attention(attention) | Kind::Scores(attention) => rows * attention.qkv_width() * size,
-            Kind::Pass(pass) => rows * pass.width * (pass.kept + 1) * size,
+            Kind::Convolution(convolution) => 2 * rows * convolution.width * size,
+            Kind::DeltaRule(rule) => rows * rule.state_width() * size,
+            Kind::Pass(pass) => rows * pass.width * ((pass.kept + 1) * size + pass.kept_float32 * 4),
             Kind::Lookup { rows: table, width } => (table + 2 * rows) * width * size,
             Kind::Loss(classes) => rows * classes * (size + 8),
             // The logits themselves; on the way back their gradient.
@@ -469,30 +466,4 @@ impl Product {
     pub(super) fn num_read(&self, rows: u64) -> u64 {
         rows.min(self.num_experts)
     }
-}
-
-impl Pass {
-    fn work(&self, rows: u64, phase: Phase, size: u64) -> Work {
-        let (moves, kernels) = match phase {
-            Phase::Forward => (self.forward_moves, self.forward_kernels),
-            Phase::Input => (self.backward_moves, self.backward_kernels),
-            Phase::Weight => return Work::default(),
-        };
-        Work { flops: 0, bytes: u128::from(rows * moves) * u128::from(self.width * size), kernels }
-    }
-}
-
-/// A norm as work on each value, in values of the dtype.
-///
-/// Layer norm: read and write; backward reads input and gradient, writes one, and reads both again for the weight. RMS
-/// norm as Hugging Face writes it: to float32, square, mean, sum, inverse root, product, back, weight: counted from
-/// bfloat16, where a float32 value is two moves (`2+4 + 8 + 4 + 8 + 6 + 4 = 36` bytes, 18 moves). Of the backward four moves
-/// are the gradient of the weight: a product, and its sum over the rows.
-const fn norm_pass(kind: NormKind, width: u64) -> Pass {
-    let (forward_moves, backward_moves, forward_kernels, backward_kernels) = match kind {
-        NormKind::Layer | NormKind::RmsFused => (2, 5, 1, 3),
-        NormKind::Rms => (18, 30, 8, 12),
-        NormKind::RmsFrozen => (18, 26, 8, 10),
-    };
-    Pass { width, forward_moves, backward_moves, kept: 0, forward_kernels, backward_kernels, is_cut: false }
 }

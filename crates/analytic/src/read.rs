@@ -12,10 +12,11 @@ use serde_json::Value;
 mod idefics3;
 mod mistral3;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_vl;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 13] = [
+pub const FAMILIES: [&str; 15] = [
     "idefics3",
     "smolvlm",
     "llava_onevision",
@@ -28,6 +29,8 @@ pub const FAMILIES: [&str; 13] = [
     "qwen2_5_vl",
     "qwen3_vl",
     "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
     "qwen2_audio",
 ];
 
@@ -54,6 +57,8 @@ impl Architecture {
             "qwen2_5_vl" => qwen_vl(config, true),
             "qwen3_vl" => qwen3_vl::read(config, false),
             "qwen3_vl_moe" => qwen3_vl::read(config, true),
+            "qwen3_5" => qwen3_5::read(config, false),
+            "qwen3_5_moe" => qwen3_5::read(config, true),
             "qwen2_audio" => qwen2_audio(config),
             _ => Err(AnalyticError::UnknownFamily { found: found.to_owned(), known: FAMILIES.join(", ") }),
         }
@@ -129,6 +134,10 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
         has_out_bias: !is_qwen && has_bias,
         has_mlp_bias: !is_qwen && text.flag("mlp_bias", false)?,
         has_head_norm: false,
+        norm: NormKind::Rms,
+        rotated_size: head_size,
+        has_output_gate: false,
+        linear: None,
     })
 }
 

@@ -208,7 +208,9 @@ impl Roofline<'_> {
 
     /// The share of gradients of weights that are computed with those of what the module reads.
     fn joint_share(&self, operations: &[&Operation], segments: &[u64]) -> f64 {
-        let is_joint = |o: &&&Operation| matches!(o.kind, Kind::Product(product) if !product.is_split);
+        let is_joint = |o: &&&Operation| {
+            matches!(o.kind, Kind::Convolution(_) | Kind::Product(Product { is_split: false, .. }))
+        };
         let ns = |o: &&Operation| self.operation_ns(o, segments, Phase::Weight);
         let joint: f64 = operations.iter().filter(is_joint).map(ns).sum();
         if joint > 0.0 { joint / operations.iter().map(ns).sum::<f64>() } else { 0.0 }
@@ -285,7 +287,7 @@ impl Roofline<'_> {
         sizes: &[u64],
         segments: &dyn Fn(u64) -> Vec<u64>,
     ) -> BTreeMap<Recompute, Vec<RecomputePoint>> {
-        if module.attention().is_none() {
+        if !module.name.ends_with("_layer") {
             return BTreeMap::new();
         }
         let is_made =

@@ -1,6 +1,7 @@
 //! Model FLOPs utilization (MFU): the operations that a model needs, over what the devices could do in the time.
 
 use crate::architecture::Architecture;
+use crate::backbone::LINEAR_LAYER;
 use dflop_types::{MicrobatchShape, ModelProfile, Trained};
 
 impl Architecture {
@@ -27,13 +28,13 @@ impl Architecture {
             let module = adapted.as_ref().unwrap_or(module);
             let segments = match module.name {
                 "llm_head" => labels.to_vec(),
-                "llm_embedding" | "llm_layer" => llm.clone(),
+                "llm_embedding" | "llm_layer" | LINEAR_LAYER => llm.clone(),
                 ModelProfile::WINDOW_LAYER => windows(&encoder, module.segment_tokens),
                 _ => encoder.clone(),
             };
             let flops = module.flops(&segments);
             let (is_before, is_own) = match module.name {
-                "llm_embedding" | "llm_layer" | "llm_head" => {
+                "llm_embedding" | "llm_layer" | LINEAR_LAYER | "llm_head" => {
                     let is_own = trained.llm && (trained.lora_rank == 0 || adapted.is_some());
                     (trained.llm || trained.projector || trained.encoder, is_own)
                 }

@@ -230,8 +230,22 @@ fn every_model_is_estimated_with_adapters() {
         assert!(of_rank(0).eq(without.variants.iter()) && profile.modules == without.modules);
         let llm = model.architecture().unwrap().llm;
         let (queries, keys) = (llm.num_heads * llm.head_size, llm.num_key_value_heads * llm.head_size);
-        let attention = 2 * (llm.width + queries) + 2 * (llm.width + keys);
-        let mlp = if llm.experts.is_some() { 0 } else { 3 * (llm.width + llm.mlp_width) };
+        let gates = if llm.has_output_gate { queries } else { 0 };
+        let full = 2 * (llm.width + queries) + gates + 2 * (llm.width + keys);
+        // In the mean of both kinds, a layer with linear attention has queries, keys and values of one map, gates, two maps to
+        // one value a head, and out.
+        let attention = llm.linear.map_or(full, |one| {
+            let values = one.num_value_heads * one.value_size;
+            let mixed = 2 * one.num_key_heads * one.key_size + values;
+            let linear = 5 * llm.width + mixed + 2 * values + 2 * one.num_value_heads;
+            (one.num_layers * linear + (llm.num_layers - one.num_layers) * full) / llm.num_layers
+        });
+        let mlp = match llm.experts {
+            // The expert that all tokens read, and its gate.
+            Some(experts) if experts.shared_width > 0 => 3 * (llm.width + experts.shared_width) + llm.width + 1,
+            Some(_) => 0,
+            None => 3 * (llm.width + llm.mlp_width),
+        };
         let (base, layer) = (&profile.modules["llm_layer"], of_rank(16).next().unwrap());
         assert_eq!(layer.tensor_parallel_degree, 1);
         let layer = &layer.modules["llm_layer"];
@@ -444,7 +458,7 @@ fn fields_that_transformers_fills_in_are_filled_in() {
     assert_eq!(
         refused(json!({"model_type": "bert"})),
         "config.json: `model_type` is `bert`, known are idefics3, smolvlm, llava_onevision, llava, llava_next, internvl, internvl_chat, mistral3, \
-         qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen2_audio"
+         qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_audio"
     );
     assert_eq!(
         refused(json!({"model_type": "qwen2_vl"})),

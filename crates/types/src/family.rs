@@ -43,7 +43,7 @@ const PICTURES: &[&str] = &["image", "video"];
 ///
 /// A family is added here first; the tests of `data`, `analytic` and of the two Python packages then fail until each does
 /// what its answer says.
-pub const FAMILIES: [FamilyRecord; 13] = {
+pub const FAMILIES: [FamilyRecord; 15] = {
     const fn record(
         model_type: &'static str,
         media: &'static [&'static str],
@@ -73,6 +73,8 @@ pub const FAMILIES: [FamilyRecord; 13] = {
         record("qwen2_5_vl", PICTURES, [YES, YES, YES, YES, YES]),
         record("qwen2_audio", &["audio"], [YES, YES, YES, YES, YES]),
         record("qwen2_vl", PICTURES, [YES, YES, YES, YES, YES]),
+        record("qwen3_5", PICTURES, [YES, YES, YES, YES, YES]),
+        record("qwen3_5_moe", PICTURES, [YES, YES, YES, YES, YES]),
         record("qwen3_vl", PICTURES, [YES, YES, YES, YES, YES]),
         record("qwen3_vl_moe", PICTURES, [YES, YES, YES, YES, YES]),
         record("smolvlm", PICTURES, [YES, YES, YES, YES, YES]),

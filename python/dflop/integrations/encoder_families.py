@@ -295,13 +295,17 @@ class PatchTower(TileTower):
         return BaseModelOutputWithPooling(pooler_output=features)  # type: ignore[arg-type]
 
 
-class DeepPatchTower(PatchTower):
-    """Qwen3-VL: beside its last features the tower gives those of earlier blocks (DeepStack)."""
+class PlainPatchTower(PatchTower):
+    """Qwen3.5: blocks with a plain MLP, whose width stands in the configuration."""
 
     def widths(self) -> tuple[int, int]:
         """As of the base class."""
         vision = self.config.vision_config
         return int(vision.hidden_size), int(vision.intermediate_size) * 2
+
+
+class DeepPatchTower(PlainPatchTower):
+    """Qwen3-VL: beside its last features the tower gives those of earlier blocks (DeepStack)."""
 
     def features(self, output: Any) -> torch.Tensor:
         """Merged, the last and then those of earlier blocks, side by side."""
@@ -452,6 +456,8 @@ TOWERS: dict[str, type[TileTower]] = {
     "mistral3": PictureTower,
     "qwen2_vl": PatchTower,
     "qwen2_5_vl": PatchTower,
+    "qwen3_5": PlainPatchTower,
+    "qwen3_5_moe": PlainPatchTower,
     "qwen3_vl": DeepPatchTower,
     "qwen3_vl_moe": DeepPatchTower,
     "qwen2_audio": SoundTower,

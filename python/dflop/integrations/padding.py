@@ -25,6 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflop.models.backbone import TEXT_MODELS
+from dflop.models.delta_rule import LINEAR, RULE, keep_samples_apart, linear_layers
 from dflop.models.packing import packed_attention
 
 if TYPE_CHECKING:
@@ -273,20 +274,27 @@ def _decoder_of(model: Any) -> Any:
     if wrong is not None:
         message = f"`remove_padding` cannot be used with `{name}`: {wrong}"
         raise ValueError(message)
+    if any(linear_layers(config)):
+        # The class of a wrapped module stands elsewhere, but inherits from transformers' own.
+        modules = [sys.modules[kind.__module__] for kind in type(decoder).__mro__]
+        keep_samples_apart(next(module for module in modules if hasattr(module, RULE)))
     return decoder
 
 
 def _reason_against(decoder: Any, config: Any) -> str | None:
     names = _names_of(decoder)
-    if not getattr(decoder, "_supports_attention_backend", False):
+    is_known = config.model_type in TEXT_MODELS
+    # Of Qwen3.5 transformers does not say so.
+    if not (is_known or getattr(decoder, "_supports_attention_backend", False)):
         return "it does not take attention by name"
     if getattr(config, "is_encoder_decoder", False) or "encoder_hidden_states" in names:
         return "its layers also attend to an encoder"
     if "position_ids" not in names or "attention_mask" not in names:
         return "it takes no `position_ids` or no `attention_mask`"
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - _KINDS_OF_LAYERS)
+    known = _KINDS_OF_LAYERS | ({LINEAR} if is_known else set())
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - known)
     if others:
-        return f"it has layers of kind `{others[0]}`, must be of {sorted(_KINDS_OF_LAYERS)}"
+        return f"it has layers of kind `{others[0]}`, must be of {sorted(known)}"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "its attention has soft caps (`attn_logit_softcapping`)"
     if any(name.endswith("sinks") for name, _ in decoder.named_parameters()):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from dflop.models.delta_rule import layer_period, linear_layers
 from dflop.models.loss import cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
 from dflop.models.sequence import all_rows, own_rows
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from dflop.models.sums import Sums
     from dflop.models.tensor import TensorRank
 
-WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text")
+WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_5_moe_text")
 """`model_type` of the backbones whose layers have experts in place of the MLP."""
 TEXT_MODELS = (
     "llama",
@@ -40,6 +41,7 @@ TEXT_MODELS = (
     "qwen2_vl_text",
     "qwen2_5_vl_text",
     "qwen3",
+    "qwen3_5_text",
     "qwen3_vl_text",
     *WITH_EXPERTS,
 )
@@ -66,6 +68,12 @@ def backbone_rules(text: Any) -> list[Rule]:
         ),
         Rule("text_config.sliding_window", window, window is None, "null, or not in use"),
         rope_rule(text),
+        Rule(
+            "text_config.layer_types",
+            getattr(text, "layer_types", None),
+            layer_period(text) is not None,
+            "a pattern that comes again and again, as in three linear layers and a full one",
+        ),
         *(expert_rules(text) if text.model_type in WITH_EXPERTS else ()),
     ]
 
@@ -83,7 +91,7 @@ def expert_rules(text: Any) -> list[Rule]:
     are_alike = len(set(have)) == 1
     # The text model of Qwen3-VL has no such field in transformers 5.17.
     has_router_loss = getattr(text, "output_router_logits", False)
-    is_dealt = text.decoder_sparse_step > 1 and not are_alike
+    is_dealt = getattr(text, "decoder_sparse_step", 1) > 1 and not are_alike
     field = "decoder_sparse_step" if is_dealt else "mlp_only_layers"
     return [
         Rule(
@@ -95,7 +103,7 @@ def expert_rules(text: Any) -> list[Rule]:
         ),
         Rule(
             f"text_config.{field}",
-            getattr(text, field),
+            getattr(text, field, None),
             are_alike,
             f"such that all {len(have)} layers have experts or none (now {sum(have)} have): the planner "
             "knows one kind of layer",
@@ -135,10 +143,10 @@ def layers_with_experts(text: Any) -> list[bool]:
     Returns:
         One answer a layer, in order.
     """
+    # Qwen3.5 has neither field: there all layers have experts.
+    without, step = getattr(text, "mlp_only_layers", ()), getattr(text, "decoder_sparse_step", 1)
     return [
-        layer not in text.mlp_only_layers
-        and text.num_experts > 0
-        and (layer + 1) % text.decoder_sparse_step == 0
+        layer not in without and text.num_experts > 0 and (layer + 1) % step == 0
         for layer in range(text.num_hidden_layers)
     ]
 
@@ -150,8 +158,13 @@ def layer_plan(text: Any) -> LayerPlan:
         text: configuration of the backbone.
 
     Returns:
-        The plan. One for layers with experts refuses every degree but 1, with an error that names the field.
+        The plan. One for layers with experts or linear attention refuses every degree but 1, with an error
+        that names the field.
     """
+    if any(linear_layers(text)):
+        field = "text_config.linear_num_value_heads"
+        heads = Uncut("linear_attn", field, text.linear_num_value_heads, what="linear attention")
+        return LayerPlan(cuts=(heads,), entries=())
     if has_experts(text):
         field = "text_config.num_experts"
         return LayerPlan(cuts=(Uncut("mlp.experts", field, text.num_experts),), entries=())

@@ -17,7 +17,7 @@ from dflop.models.adapter import AttentionShape
 from dflop.models.backbone import LlmStage, backbone_rules, layer_plan
 from dflop.models.encoder import Encoder, EncoderRun, cut_to, numbered
 from dflop.models.packing import PACKED
-from dflop.models.parameters import materialise
+from dflop.models.parameters import fill_parameter, materialise
 from dflop.models.rules import check_rules
 from dflop.models.tensor import WHOLE, cut_layer
 
@@ -258,6 +258,17 @@ class FamilyAdapter(ABC):
         is_tower = name.startswith(f"model.{self.encoder_modules[0]}.")
         return float(getattr(self.vision if is_tower else self.text, "initializer_range", _STD))
 
+    def fill(self, parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
+        """Draws a parameter where training starts from random weights.
+
+        Args:
+            parameter: filled in place.
+            name: full Hugging Face name.
+            seed: of the run.
+            std: standard deviation of weights.
+        """
+        fill_parameter(parameter, name, seed, std)
+
     def build_encoder(
         self,
         device: torch.device,
@@ -294,7 +305,7 @@ class FamilyAdapter(ABC):
             plan = self.encoder_plan()
             for layer in encoder.layers_in_order():
                 cut_layer(layer, plan, tensor.degree, tensor.rank)
-        materialise(encoder, device, dtype, seed, self.std)
+        materialise(encoder, device, dtype, seed, self.std, self.fill)
         return encoder
 
     def build_llm_stage(
@@ -336,7 +347,7 @@ class FamilyAdapter(ABC):
         stage = LlmStage(whole, range(first_layer, last), first_layer == 0, last == self.num_llm_layers)
         if tensor.degree > 1:
             stage.cut(self.llm_plan(), tensor)
-        materialise(stage, device, dtype, seed, self.std)
+        materialise(stage, device, dtype, seed, self.std, self.fill)
         return stage
 
     def build_llm_layers(
@@ -355,7 +366,7 @@ class FamilyAdapter(ABC):
         """
         whole, _ = self.build_whole()
         stage = LlmStage(whole, range(num_layers), is_first=False, is_last=False)
-        materialise(stage, device, dtype, seed, self.std)
+        materialise(stage, device, dtype, seed, self.std, self.fill)
         return stage
 
     def reference_model(self, seed: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -369,7 +380,7 @@ class FamilyAdapter(ABC):
             The model in training mode, with Hugging Face's own attention.
         """
         whole, _ = self.build_whole("sdpa", "sdpa")
-        materialise(whole, torch.device("cpu"), dtype, seed, self.std)
+        materialise(whole, torch.device("cpu"), dtype, seed, self.std, self.fill)
         return whole
 
 

@@ -122,8 +122,12 @@ class Cut:
         raise profile_error(message)
 
 
+@dataclass(frozen=True)
 class Uncut(Cut):
-    """Experts, which tensor parallelism does not cut: each rank has all experts of its layers."""
+    """What tensor parallelism does not cut, so that each rank has it whole: experts, linear attention."""
+
+    what: str = "experts"
+    """Its name in the error."""
 
     def of_rank(self, degree: int, rank: int) -> NoReturn:
         """Refuses.
@@ -137,8 +141,8 @@ class Uncut(Cut):
         """
         del rank
         message = (
-            f"`{self.field}` is {self.num_parts}, and layers with experts cannot be cut over {degree} ranks: "
-            "the tensor parallel degree of the LLM must be 1"
+            f"`{self.field}` is {self.num_parts}, and layers with {self.what} cannot be cut over {degree} "
+            "ranks: the tensor parallel degree of the LLM must be 1"
         )
         hint = "use more pipeline stages, or ZeRO-3 of colocated replicas: `dflop plan` knows it"
         raise hinted(profile_error(message), hint)

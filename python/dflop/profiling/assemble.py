@@ -37,7 +37,8 @@ def assemble(curves: Sequence[Curve], records: Records) -> dict[str, Any]:
     for curve in curves:
         name = curve.built.piece.name
         if curve.part == ATTENTION:
-            attention[name] = {size: _attention_point(curve, size, records) for size in sorted(curve.cases)}
+            points = {size: _attention_point(curve, size, records) for size in sorted(curve.cases)}
+            attention[name] = {size: _mean_of_layers(point, curve) for size, point in points.items()}
             continue
         apart = attention.get(name, {})
         modules[name] = _module(curve, apart, records)
@@ -67,8 +68,9 @@ def _module(curve: Curve, attention: Mapping[int, Any], records: Records) -> dic
     recompute = {mode: _recompute(curve, mode, sizes, attention, records) for mode in curve.recompute}
     if any(recompute.values()):
         module["recompute"] = {mode: points for mode, points in recompute.items() if points}
-    module["num_parameters"] = sum(p.numel() for p in parameters) // layers
-    module["parameter_bytes"] = sum(p.numel() * p.element_size() for p in parameters) // layers
+    # Rounded up, where layers are of several kinds: no number of bytes is then too small.
+    module["num_parameters"] = -(-sum(p.numel() for p in parameters) // layers)
+    module["parameter_bytes"] = -(-sum(p.numel() * p.element_size() for p in parameters) // layers)
     return module
 
 
@@ -89,6 +91,15 @@ def _attention_point(curve: Curve, size: int, records: Records) -> dict[str, int
         "workspace_bytes": round(records.numbers[f"{case.name} workspace"] / case.copies),
         "repeats": summary.repeats,
     }
+
+
+def _mean_of_layers(point: dict[str, int], curve: Curve) -> dict[str, int]:
+    """What a layer takes on the average, where only some have attention; what is held for a while is whole."""
+    share = 1.0 if curve.kind is None else curve.kind.layers_with
+    if share == 1.0:
+        return point
+    whole = ("size", "workspace_bytes", "weight_ns", "repeats")
+    return {name: value if name in whole else max(1, round(value * share)) for name, value in point.items()}
 
 
 def _linear_point(curve: Curve, size: int, attention: Mapping[int, Any], records: Records) -> dict[str, Any]:

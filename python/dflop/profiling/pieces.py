@@ -50,6 +50,8 @@ class AttentionKind:
     """Width of a head."""
     is_causal: bool
     """Whether a token sees only those before it."""
+    layers_with: float = 1.0
+    """Share of the layers that have it; others have linear attention, which is part of their linear time."""
 
 
 @dataclass(frozen=True)

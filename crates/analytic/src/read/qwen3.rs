@@ -19,7 +19,7 @@ pub(super) fn backbone(config: &Value, text: &Section, may_have_experts: bool) -
 ///
 /// A layer has experts if `mlp_only_layers` does not name it and its number, from 1, is a multiple of
 /// `decoder_sparse_step`.
-fn experts(text: &Section, num_layers: u64) -> Result<Option<Experts>, AnalyticError> {
+pub(super) fn experts(text: &Section, num_layers: u64) -> Result<Option<Experts>, AnalyticError> {
     let name = "mlp_only_layers";
     let dense: Vec<u64> = match text.get(name) {
         None => Vec::new(),
@@ -45,5 +45,5 @@ fn experts(text: &Section, num_layers: u64) -> Result<Option<Experts>, AnalyticE
     if per_token > count {
         return Err(text.error("num_experts_per_tok", &format!("must be at most the {count} experts")));
     }
-    Ok(Some(Experts { count, per_token, width: text.count("moe_intermediate_size")? }))
+    Ok(Some(Experts { count, per_token, width: text.count("moe_intermediate_size")?, shared_width: 0 }))
 }

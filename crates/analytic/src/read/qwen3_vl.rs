@@ -17,6 +17,18 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
     // Hugging Face's class asks only the whole configuration.
     let is_tied = whole.flag(TIED, false)?;
     let llm = Llm { is_tied, ..qwen3::backbone(config, &text, has_experts)? };
+    let num_deep_layers = deep_layers(&vision, vision.count("depth")?, llm.num_layers)?;
+    let (encoder, projector) = tower(&vision, &llm, num_deep_layers)?;
+    let family = if has_experts { "qwen3_vl_moe" } else { "qwen3_vl" };
+    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+}
+
+/// Encoder and projector of a model of this kind, of which so many layers before the last give features too.
+pub(super) fn tower(
+    vision: &Section,
+    llm: &Llm,
+    num_deep_layers: u64,
+) -> Result<(Encoder, Projector), AnalyticError> {
     let width = vision.count("hidden_size")?;
     let num_heads = vision.count("num_heads")?;
     vision.divides("num_heads", num_heads, width)?;
@@ -34,7 +46,7 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
         num_heads,
         mlp_width: vision.count("intermediate_size")?,
         mlp: MlpKind::Plain,
-        num_kept_activations: kept_activations(&vision, "hidden_act", "gelu_pytorch_tanh"),
+        num_kept_activations: kept_activations(vision, "hidden_act", "gelu_pytorch_tanh"),
         norm: NormKind::Layer,
         num_qkv_biases: 3,
         has_other_biases: true,
@@ -62,10 +74,9 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
         inner_width: Some(merge * merge * width),
         has_bias: true,
         num_table_parameters: 0,
-        num_deep_layers: deep_layers(&vision, num_layers, llm.num_layers)?,
+        num_deep_layers,
     };
-    let family = if has_experts { "qwen3_vl_moe" } else { "qwen3_vl" };
-    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+    Ok((encoder, projector))
 }
 
 /// How many layers of the encoder give features beside the last.

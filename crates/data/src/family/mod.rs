@@ -197,7 +197,7 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 12] = [
+const FAMILIES: [(&str, Maker); 14] = [
     ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("internvl", |files| {
         InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
@@ -215,6 +215,8 @@ const FAMILIES: [(&str, Maker); 12] = [
     ("qwen2_5_vl", |files| Qwen2Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen3_vl", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen3_vl_moe", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
+    ("qwen3_5", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
+    ("qwen3_5_moe", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("smolvlm", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_audio", |files| Qwen2Audio::from_files(files).map(|f| Box::new(f) as _)),
 ];

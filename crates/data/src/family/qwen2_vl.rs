@@ -29,7 +29,7 @@ use crate::DataError;
 /// Configuration, image processor and video processor alike.
 const PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };
 const GENERATION: Generation = Generation {
-    families: ["qwen2_vl", "qwen2_5_vl"],
+    families: &["qwen2_vl", "qwen2_5_vl"],
     video_processor: "Qwen2VLVideoProcessor",
     patches: PATCHES,
     image_patches: PATCHES,

@@ -1,4 +1,4 @@
-//! The shape rule of Qwen3-VL, dense and mixture of experts: pictures in patches of 16, videos with time stamps.
+//! The shape rule of Qwen3-VL and Qwen3.5, dense and with experts: pictures in patches of 16, videos with time stamps.
 //!
 //! An image is as in Qwen2-VL with another patch. A video differs: its range of pixels counts all frames together,
 //! it is sampled unless `do_sample_frames` says otherwise, and each frame pair has its own run of features:
@@ -25,7 +25,7 @@ use super::{Clip, FamilyFiles, MediaShape, Piece, VideoSampling};
 use crate::DataError;
 
 const GENERATION: Generation = Generation {
-    families: ["qwen3_vl", "qwen3_vl_moe"],
+    families: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
     video_processor: "Qwen3VLVideoProcessor",
     patches: Patches { side: 16, merge: 2, frames: 2 },
     // The image processor is Qwen2-VL's, and so are its defaults.
@@ -190,6 +190,27 @@ mod tests {
         let one = Clip { num_frames: 1, ..clip };
         let error = rule.video(&one, VideoSampling::default()).unwrap_err().to_string();
         assert!(error.ends_with("1 frames of it are read, must be at least 2"), "{error}");
+    }
+
+    /// Qwen3.5 has the same processors, with and without experts.
+    #[test]
+    fn qwen3_5_reads_as_qwen3_vl() {
+        let rule = |family: &str| {
+            let config = json!({"model_type": family, "vision_config": {"patch_size": 16}});
+            let preprocessor = json!({"patch_size": 16});
+            let files = FamilyFiles { config, preprocessor, ..FamilyFiles::default() };
+            Qwen3Vl::from_files(&files).unwrap()
+        };
+        let size = Size { height: 333, width: 512 };
+        let clip = Clip { size, num_frames: 50, fps: Some(25.0), duration_s: None };
+        let before = rule("qwen3_vl");
+        for family in ["qwen3_5", "qwen3_5_moe"] {
+            let after = rule(family);
+            assert_eq!(after.name(), family);
+            assert_eq!(after.image(size, 1).unwrap(), before.image(size, 1).unwrap());
+            let videos = [&after, &before].map(|rule| rule.video(&clip, VideoSampling::default()).unwrap());
+            assert_eq!(videos[0], videos[1]);
+        }
     }
 
     /// A quarter and three quarters: halves to even, as Python writes them.

@@ -17,7 +17,7 @@ const IMAGE_PIXELS: PixelRange = PixelRange { min: 56 * 56, max: 28 * 28 * 1280 
 /// What transformers knows of a generation of Qwen-VL models where their files do not say.
 pub(super) struct Generation {
     /// Values of `model_type`.
-    pub(super) families: [&'static str; 2],
+    pub(super) families: &'static [&'static str],
     /// Class of the video processor.
     pub(super) video_processor: &'static str,
     /// Of the configuration and the video processor.
@@ -50,8 +50,9 @@ impl Settings {
     pub(super) fn read(files: &FamilyFiles, generation: &Generation) -> Result<Self, DataError> {
         let config = Fields { file: CONFIG, object: &files.config };
         let families = generation.families;
-        config.must_be("model_type", &families, false)?;
-        let family = if files.config["model_type"] == families[0] { families[0] } else { families[1] };
+        config.must_be("model_type", families, false)?;
+        let family = families.iter().find(|family| files.config["model_type"] == **family);
+        let family = family.copied().unwrap_or(families[0]);
         let (image, video) = (image_fields(&files.preprocessor), video_fields(files));
         must_be_of(&image, "image_processor_type", &IMAGE_PROCESSORS)?;
         must_be_of(&video, "video_processor_type", &[generation.video_processor])?;

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.backbone import layer_plan
+from dflop.models.delta_rule import layer_period, linear_layers
 from dflop.models.sequence import rows_of_rank
 from dflop.models.tensor import cut_layer, heads_of_rank
 from dflop.models.towers import backbone_of
@@ -99,9 +100,11 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
         heads = heads_of_rank(
             text.num_attention_heads, text.num_key_value_heads, settings.tensor_parallel_degree
         )
-        return AttentionKind(*heads, head_size, is_causal=True)
+        return AttentionKind(*heads, head_size, is_causal=True, layers_with=attending / len(are_linear))
 
     count: int = text.num_hidden_layers
+    are_linear = linear_layers(text) or [False]
+    attending = are_linear.count(False)
     few = source.whole(1)
     backbone = backbone_of(few)
     return [
@@ -112,7 +115,7 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
             source,
             take_layers,
             feed_layers,
-            num_layers=layers_at_once(count, backbone.layers[0]),
+            num_layers=layers_at_once(count, backbone.layers[0], layer_period(text) or count),
             kind=kind,
             adapters="layers",
         ),

@@ -130,18 +130,20 @@ class Source:
         return whole
 
 
-def layers_at_once(count: int, one: nn.Module) -> int:
+def layers_at_once(count: int, one: nn.Module, period: int = 1) -> int:
     """How many layers of a stack to measure at once.
 
     Args:
         count: layers of the stack.
         one: one of them, on any device.
+        period: of the kinds of layers, which come again after so many; divides `count`.
 
     Returns:
-        At least 1, at most `count`.
+        At least 1, at most `count`, a multiple of `period`.
     """
     is_large = sum(parameter.numel() for parameter in one.parameters()) > _LARGE_LAYER_PARAMETERS
-    return min(count, _MAX_LAYERS_LARGE if is_large else _MAX_LAYERS)
+    few = min(count, _MAX_LAYERS_LARGE if is_large else _MAX_LAYERS)
+    return max(period, few - few % period)
 
 
 @dataclass(frozen=True)

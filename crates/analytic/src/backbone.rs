@@ -1,0 +1,200 @@
+//! The modules of the LLM backbone as steps.
+
+use crate::architecture::{Experts, Llm, MlpKind, NormKind};
+use crate::delta_rule::{Convolution, DeltaRule};
+use crate::modules::{Module, cut_pass, each, matrix, mlp, pass, residual, rotation};
+use crate::operations::{Attention, Cut, Kind, Operation, Product, Rows};
+use crate::pass::Pass;
+
+/// A layer with linear attention, where other layers have full attention. A model profile has the mean of both as its
+/// `llm_layer`.
+pub const LINEAR_LAYER: &str = "llm_linear_layer";
+
+impl Llm {
+    fn module(&self, name: &'static str, count: u64, kinds: Vec<Kind>) -> Module {
+        Module {
+            name,
+            count,
+            operations: each(kinds),
+            num_table_parameters: 0,
+            has_input_gradient: true,
+            ends_with_lookup: false,
+            input_width: self.width,
+            unit_tokens: 1,
+            segment_tokens: None,
+        }
+    }
+
+    pub(super) fn embedding(&self) -> Module {
+        self.module("llm_embedding", 1, vec![Kind::Lookup { rows: self.vocabulary, width: self.width }])
+    }
+
+    /// A layer with full attention; the backbone may have others ([`Llm::linear_layer`]).
+    pub(super) fn layer(&self) -> Module {
+        let bias = |has: bool, outputs: u64| if has { outputs } else { 0 };
+        let attention = Attention {
+            num_heads: self.num_heads,
+            num_key_value_heads: self.num_key_value_heads,
+            head_size: self.head_size,
+            is_causal: true,
+        };
+        let (queries, keys) = (self.num_heads * self.head_size, self.num_key_value_heads * self.head_size);
+        let mut kinds = vec![Kind::Norm(self.norm, self.width)];
+        // The gate of what attention gives comes of the product that gives the queries.
+        let gates = if self.has_output_gate { queries } else { 0 };
+        for (index, outputs) in [queries + gates, keys, keys].into_iter().enumerate() {
+            let num_biases = bias(self.has_qkv_bias, outputs);
+            kinds.push(matrix(self.width, outputs, num_biases, index == 0, Cut::Outputs));
+        }
+        let num_before = kinds.len();
+        let num_rotated = (self.num_heads + self.num_key_value_heads) * self.rotated_size;
+        kinds.push(rotation(num_rotated));
+        if self.rotated_size < self.head_size {
+            // What is rotated and what is not, side by side again.
+            kinds.push(cut_pass(pass(queries + keys, 2, 2, 0, 2, 2)));
+        }
+        kinds.push(Kind::Attention(attention));
+        if self.has_output_gate {
+            // A copy of the gates, their sigmoid, and its product with what attention gives, which both are kept for.
+            kinds.push(cut_pass(pass(queries, 7, 10, 2, 3, 4)));
+        }
+        kinds.push(matrix(queries, self.width, bias(self.has_out_bias, self.width), true, Cut::Inputs));
+        let mut operations = each(kinds);
+        operations.extend(self.after_attention());
+        let num_linear = self.linear.map_or(0, |linear| linear.num_layers);
+        let mut module = self.module("llm_layer", self.num_layers - num_linear, Vec::new());
+        module.operations = operations;
+        if self.has_head_norm {
+            let norms = [self.num_heads, self.num_key_value_heads].map(|num_heads| Operation {
+                rows: Rows { factor: num_heads, ..Rows::EACH },
+                kind: Kind::Norm(self.norm, self.head_size),
+            });
+            module.operations.splice(num_before..num_before, norms);
+        }
+        module
+    }
+
+    /// A layer with linear attention; `None` where the backbone has none.
+    pub(super) fn linear_layer(&self) -> Option<Module> {
+        let linear = self.linear?;
+        let heads = linear.num_value_heads;
+        let rule = DeltaRule {
+            num_key_heads: linear.num_key_heads,
+            num_value_heads: heads,
+            key_size: linear.key_size,
+            value_size: linear.value_size,
+        };
+        let (mixed, values) = (rule.qkv_width(), heads * linear.value_size);
+        let product = |outputs: u64, keeps: bool| matrix(self.width, outputs, 0, keeps, Cut::Whole);
+        let mut operations = each(vec![
+            Kind::Norm(self.norm, self.width),
+            product(mixed, true),
+            product(values, false),
+            product(heads, false),
+            product(heads, false),
+            Kind::Convolution(Convolution { width: mixed, kernel: linear.kernel }),
+            // How much of a value is written (sigmoid), and how much of the state is left (softplus, times a learnt rate).
+            wide_pass(pass(heads, 12, 16, 1, 7, 9), 2),
+            Kind::DeltaRule(rule),
+        ]);
+        operations.push(Operation {
+            rows: Rows { factor: heads, ..Rows::EACH },
+            kind: Kind::Norm(NormKind::Rms, linear.value_size),
+        });
+        operations.extend(each(vec![
+            // The gate in float32, its activation, their product, back to the dtype.
+            wide_pass(pass(values, 12, 18, 1, 4, 6), 2),
+            matrix(values, self.width, 0, true, Cut::Whole),
+        ]));
+        operations.extend(self.after_attention());
+        let mut module = self.module(LINEAR_LAYER, linear.num_layers, Vec::new());
+        module.operations = operations;
+        // Rates and biases of the decay.
+        module.num_table_parameters = 2 * heads;
+        Some(module)
+    }
+
+    /// From the sum with what came in to the end of the layer.
+    fn after_attention(&self) -> Vec<Operation> {
+        let mut operations = each(vec![residual(self.width), Kind::Norm(self.norm, self.width)]);
+        match self.experts {
+            Some(experts) => operations.extend(experts.operations(self.width)),
+            None => {
+                operations.extend(each(mlp(
+                    MlpKind::Gated,
+                    self.width,
+                    self.mlp_width,
+                    self.has_mlp_bias,
+                    1,
+                )));
+            }
+        }
+        operations.push(Operation { rows: Rows::EACH, kind: residual(self.width) });
+        operations
+    }
+
+    pub(super) fn head(&self) -> Module {
+        let logits = matrix(self.width, self.vocabulary, 0, true, Cut::Whole);
+        let kinds = vec![Kind::Norm(self.norm, self.width), logits, Kind::Loss(self.vocabulary)];
+        self.module("llm_head", 1, kinds)
+    }
+}
+
+impl Experts {
+    /// From the norm to the sum with what came in, as transformers 5.23 runs it by default (`grouped_mm_experts_forward`):
+    /// rows are copied once for each of their experts, sorted by expert, and put back.
+    fn operations(self, width: u64) -> Vec<Operation> {
+        let copies = Rows { factor: self.per_token, ..Rows::EACH };
+        let joint_of =
+            |inputs, outputs, num_experts, keeps| match matrix(inputs, outputs, 0, keeps, Cut::Whole) {
+                // Not linear maps of PyTorch, whose backward alone is split.
+                Kind::Product(product) => Kind::Product(Product { num_experts, is_split: false, ..product }),
+                other => other,
+            };
+        let joint = |inputs, outputs, num_experts| joint_of(inputs, outputs, num_experts, true);
+        let of_copies = |kind| Operation { rows: copies, kind };
+        let mut operations = self.shared(width);
+        operations.extend([
+            // What it reads is kept once, here or by the expert that all rows read.
+            Operation { rows: Rows::EACH, kind: joint_of(width, self.count, 1, self.shared_width == 0) },
+            Operation {
+                rows: Rows::EACH,
+                kind: Kind::Routing { num_experts: self.count, num_chosen: self.per_token },
+            },
+            // Rows to their experts.
+            of_copies(pass(width, 2, 3, 0, 1, 5)),
+            of_copies(joint(width, 2 * self.width, self.count)),
+            // As of a gated MLP, whose two first products are one here: their gradients are put side by side.
+            of_copies(pass(self.width, 5, 13, 3, 2, 4)),
+            of_copies(joint(self.width, width, self.count)),
+            // Times the expert's share, back to the order of tokens, their sum.
+            of_copies(pass(width, 2, 6, 1, 1, 3)),
+            of_copies(pass(width, 2, 3, 0, 3, 5)),
+            of_copies(pass(width, 1, 0, 0, 1, 0)),
+        ]);
+        operations
+    }
+
+    /// The expert that every token reads, its gate, and the sum with what the others give.
+    fn shared(self, width: u64) -> Vec<Operation> {
+        if self.shared_width == 0 {
+            return Vec::new();
+        }
+        let mut kinds = mlp(MlpKind::Gated, width, self.shared_width, false, 1);
+        kinds.extend([
+            matrix(width, 1, 0, false, Cut::Whole),
+            pass(1, 2, 3, 1, 1, 1),
+            // The gate times what the expert gives, which is kept for it; the sum.
+            pass(width, 6, 6, 1, 2, 3),
+        ]);
+        each(kinds)
+    }
+}
+
+/// The same pass where the forward keeps so many float32 values besides.
+const fn wide_pass(kind: Kind, kept_float32: u64) -> Kind {
+    match kind {
+        Kind::Pass(pass) => Kind::Pass(Pass { kept_float32, ..pass }),
+        other => other,
+    }
+}
