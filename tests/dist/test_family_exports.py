@@ -67,7 +67,10 @@ def others():
             if case not in IN_SUITE:
                 yield pytest.param(*case, marks=pytest.mark.layouts)
             # That tower has a norm over all heads, these layers have experts or linear attention: they are not cut.
-            uncut = {"internvl-llama": TENSOR[2], **dict.fromkeys((*WITH_EXPERTS, "qwen3_5"), (1, 1, 2, 2, 1))}
+            uncut = {
+                "internvl-llama": TENSOR[2],
+                **dict.fromkeys((*WITH_EXPERTS, "qwen3_5"), (1, 1, 2, 2, 1)),
+            }
             shared = uncut.get(name, TENSOR[turn % len(TENSOR)])
             case = (name, recipe, shared, MODES[(turn + row + 1) % len(MODES)])
             if case not in IN_SUITE:

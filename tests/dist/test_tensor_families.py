@@ -10,7 +10,7 @@ import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from conformance import CPU, ON_RANKS, write_model
 from test_conformance_ranks import Case, shared_out
-from tiny_families import WITH_EXPERTS
+from tiny_families import CONDITION, WITH_EXPERTS
 from toy_run import write_plan
 
 from dflop import ProfileError
@@ -33,11 +33,12 @@ def test_both_sides_share_their_layers(name, tmp_path):
     """Two replicas of an encoder of two ranks; a backbone of two stages of two ranks."""
     case = Case(name, tmp_path)
     llm = in_two(case)
-    # Experts are not cut (`tests/unit/test_experts.py`).
-    degrees = {"encoder_tp": 1 if name == REFUSED else 2, "llm_tp": 1 if name in WITH_EXPERTS else 2}
+    # Experts and linear attention are not cut (`tests/unit/test_experts.py`, `tests/unit/test_pieces.py`).
+    llm_tp = 1 if name in {*WITH_EXPERTS, *CONDITION} else 2
+    degrees = {"encoder_tp": 1 if name == REFUSED else 2, "llm_tp": llm_tp}
     sizes = {"global_batch_size": len(case.samples)}
     plan = write_plan(tmp_path / "plan.json", 2, 1, 2, len(llm), **degrees, **sizes)
-    case.check(plan, llm, shared_out(case.samples, llm))
+    case.check(plan, llm, shared_out(case.samples, llm), CONDITION.get(name, 1))
 
 
 def test_a_norm_over_all_heads_is_refused(tmp_path):

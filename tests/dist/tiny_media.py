@@ -144,7 +144,9 @@ STEPS["mistral3"] = [
     [[], [], [], []],
 ]
 STEPS["idefics3"] = STEPS["smolvlm"] = STEPS["internvl"]
-STEPS["qwen3_5"] = STEPS["qwen3_5_moe"] = STEPS["qwen2_vl"] = STEPS["qwen2_5_vl"] = STEPS["qwen3_vl"] = STEPS["qwen3_vl_moe"] = [
+STEPS["qwen3_5"] = STEPS["qwen3_5_moe"] = STEPS["qwen2_vl"] = STEPS["qwen2_5_vl"] = STEPS["qwen3_vl"] = STEPS[
+    "qwen3_vl_moe"
+] = [
     [
         [("image", 1, 16, 12), ("image", 1, 4, 4)],
         [],

@@ -235,12 +235,7 @@ MODULES = {
 }
 SOME = {"encoder_window_layer": lambda name: name == "qwen2_5_vl", "llm_linear_layer": has_linear_attention}
 """Modules that only some families have."""
-CASES = [
-    (name, module)
-    for name in CONFIGS
-    for module in MODULES
-    if module not in SOME or SOME[module](name)
-]
+CASES = [(name, module) for name in CONFIGS for module in MODULES if module not in SOME or SOME[module](name)]
 
 
 def operations(ran, run=None):

@@ -28,7 +28,9 @@ MEDIA = {
     "llava": [4, 0, 1],
     "llava_next": [[(112, 112)], [], [(56, 112), (112, 112)]],
 }
-MEDIA["qwen3_5"] = MEDIA["qwen3_5_moe"] = MEDIA["qwen2_5_vl"] = MEDIA["qwen3_vl"] = MEDIA["qwen3_vl_moe"] = MEDIA["qwen2_vl"]
+MEDIA["qwen3_5"] = MEDIA["qwen3_5_moe"] = MEDIA["qwen2_5_vl"] = MEDIA["qwen3_vl"] = MEDIA["qwen3_vl_moe"] = (
+    MEDIA["qwen2_vl"]
+)
 OF_TOKENS = {"input_ids": 0, "attention_mask": 0, "labels": -100, "mm_token_type_ids": 0}
 """What has an entry a token, and what stands at padding."""
 

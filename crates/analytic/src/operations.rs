@@ -311,9 +311,9 @@ impl Operation {
             // The input in float32, the scale of each row, and the result before the weight.
             Kind::Norm(NormKind::Rms, width) => width * (4 + size) + 4,
             // The result before the weight is kept for the gradient of the weight alone.
-            Kind::Norm(NormKind::RmsFrozen, width) => width * 4 + 4,
-            // The same with the result before the weight in float32.
-            Kind::Norm(NormKind::RmsCentred | NormKind::RmsCentredFrozen, width) => width * 8 + 4,
+            Kind::Norm(NormKind::RmsFrozen | NormKind::RmsCentredFrozen, width) => width * 4 + 4,
+            // The result before the weight is in float32 too.
+            Kind::Norm(NormKind::RmsCentred, width) => width * 8 + 4,
             // Queries, keys, values, the logarithm of each row's sum; the result is kept by the product that reads it.
             Kind::Attention(attention) => attention.qkv_width() * size + 4 * attention.num_heads,
             // In float32 what the softmax gave, its largest and their sum; their shares in the dtype, sorted by expert.

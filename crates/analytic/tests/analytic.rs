@@ -242,7 +242,9 @@ fn every_model_is_estimated_with_adapters() {
         });
         let mlp = match llm.experts {
             // The expert that all tokens read, and its gate.
-            Some(experts) if experts.shared_width > 0 => 3 * (llm.width + experts.shared_width) + llm.width + 1,
+            Some(experts) if experts.shared_width > 0 => {
+                3 * (llm.width + experts.shared_width) + llm.width + 1
+            }
             Some(_) => 0,
             None => 3 * (llm.width + llm.mlp_width),
         };

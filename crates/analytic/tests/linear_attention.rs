@@ -1,5 +1,8 @@
 //! Backbones of which most layers have linear attention.
 
+// `allow-unwrap-in-tests` knows test functions, not what they share.
+#![allow(clippy::unwrap_used)]
+
 use dflop_analytic::{
     Architecture, EstimateSettings, Hardware, LINEAR_LAYER, Module, catalogue_model, estimate,
 };

@@ -94,7 +94,7 @@ def _attention_point(curve: Curve, size: int, records: Records) -> dict[str, int
 
 
 def _mean_of_layers(point: dict[str, int], curve: Curve) -> dict[str, int]:
-    """What a layer takes on the average, where only some have attention; what is held for a while is whole."""
+    """What a layer takes on average, where only some have attention; what is held for a while is whole."""
     share = 1.0 if curve.kind is None else curve.kind.layers_with
     if share == 1.0:
         return point

@@ -1,9 +1,9 @@
-"""Qwen3.5: patches as in Qwen3-VL without DeepStack; three of four layers of the backbone have linear attention.
+"""Qwen3.5: patches as in Qwen3-VL, no DeepStack; three of four layers of the backbone have linear attention.
 
     hidden_TD --linear attention, three times; attention, once--> hidden_TD, and so on
 
-A layer with linear attention goes along the tokens with a state of fixed size (gated delta rule), which starts
-from nothing with each sample: see `models/delta_rule.py`.
+A layer with linear attention goes along the tokens with a state of fixed size (gated delta rule), which
+starts from nothing with each sample: see `models/delta_rule.py`.
 """
 
 from __future__ import annotations

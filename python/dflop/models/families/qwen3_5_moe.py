@@ -1,7 +1,7 @@
 """Qwen3.5 with experts: as Qwen3.5, with experts and one expert for all in place of the MLP of each layer.
 
-    hidden_TD --router--> K experts of each row, weighted --+--> hidden_TD
-    hidden_TD --shared expert, times its gate ------------- +
+hidden_TD --router--> K experts of each row, weighted --+--> hidden_TD
+hidden_TD --shared expert, times its gate ------------- +
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qwen3.5 with experts: the pieces of Qwen3.5; an `llm_layer` has a router, all its experts and the shared one.
+"""Qwen3.5 with experts: the pieces of Qwen3.5; an `llm_layer` has a router, all experts and the shared one.
 
 Values are random, so each expert gets about as many rows as any other. What a trained router deals out less
 evenly is not measured.
