@@ -130,7 +130,7 @@ SETTINGS = {
         {"feature_size": 8, "chunk_length": 1}, None, SOUNDS),
 }  # fmt: skip
 """(config.json, preprocessor_config.json, video_preprocessor_config.json, samples by name) by family."""
-ALIKE = ("llava_onevision-llama3", "idefics3", "internvl-qwen3", "mistral3")
+ALIKE = ("llava_onevision-llama3", "idefics3", "internvl-qwen3", "mistral3", "qwen3_5_moe")
 """Those whose ranks do nothing that another's do not."""
 ON_RANKS = [pytest.param(name, marks=pytest.mark.layouts) if name in ALIKE else name for name in SETTINGS]
 """Families for tests with several ranks, of which `make test` needs not all."""
@@ -482,15 +482,17 @@ def check_gradients(found, expected, condition=1):
     Times `condition`, where the layers are given what differs by rounding already.
     """
     assert set(found) == set(expected)
-    floor = 1e-5 * float(torch.stack([g.norm() for g in expected.values()]).norm())
+    total = float(torch.stack([g.norm() for g in expected.values()]).norm())
+    floor = 1e-5 * total
     for name, gradient in expected.items():
         error = float((found[name] - gradient).norm())
         # A softmax does not see what all its scores share, so without rotation the gradient of a key's bias is what the
         # rounding of larger terms leaves: up to 6e-8 of them, and different in each order of sums.
         least = 10 * floor if name.endswith("k_proj.bias") else floor
-        # Decays stand in exponents of long sums.
-        is_decay = name.endswith(("linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.in_proj_a.weight"))
-        times = max(CONDITION.values()) if is_decay else condition
-        assert error <= 1e-5 * times * max(float(gradient.norm()), least), (
-            f"{name}: {error} of {float(gradient.norm())}"
-        )
+        allowed = 1e-5 * condition * max(float(gradient.norm()), least)
+        if name.endswith(("linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.in_proj_a.weight")):
+            # Likewise those of decays, which stand in exponents of long sums: where the state fades at once, nothing
+            # else is left.
+            allowed = max(allowed, 1e-5 * max(CONDITION.values()) * float(gradient.norm()))
+            allowed = max(allowed, 2 * torch.finfo(torch.float32).eps * total)
+        assert error <= allowed, f"{name}: {error} of {float(gradient.norm())}"
