@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dflop.integrations.assignment import assign_units
 from dflop.integrations.encoder import balance_encoder
-from dflop.integrations.encoder_families import SquareTower
+from dflop.integrations.encoder_tiles import SquareTower
 from dflop.integrations.loss import num_label_tokens, token_loss
 from dflop.models.towers import backbone_of
 

@@ -16,7 +16,8 @@ import torch
 from torch import distributed
 
 from dflop.integrations.assignment import assign_units
-from dflop.integrations.encoder_families import Media, find_family
+from dflop.integrations.encoder_families import find_family
+from dflop.integrations.encoder_tiles import Media
 from dflop.integrations.exchange import exchange, send_rows
 from dflop.integrations.idle import depend, pass_children, pass_module, reached
 

@@ -1,0 +1,250 @@
+"""What a shared encoder must know of families whose units have one size: tiles, frames, sound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass
+class Media:
+    """The media of one call of the tower, as rows of units."""
+
+    rows: torch.Tensor
+    """What the tower reads, unit after unit."""
+    grids: list[tuple[int, int]] | None = None
+    """Height and width in patches of each unit, where units differ."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Other arguments of the call, equal on all ranks."""
+
+
+class TileTower:
+    """Every row of `pixel_values` is a unit: a tile or a frame, all of one size (SigLIP, InternViT)."""
+
+    tower: ClassVar[str] = "vision_tower"
+    backbone: ClassVar[str] = "language_model"
+    projector: ClassVar[str | None] = "multi_modal_projector"
+    parameters: ClassVar[tuple[str, ...]] = ("image_newline",)
+    blocks: ClassVar[str] = "encoder.layers"
+    """Path of the layers in the tower."""
+    after_blocks: ClassVar[tuple[str, ...]] = ("post_layernorm", "head")
+    """What comes after all layers, if it is there, and is not read."""
+    has_grids: ClassVar[bool] = False
+    """Whether units differ in height and width."""
+    methods: ClassVar[tuple[str, ...]] = ("get_image_features", "get_video_features")
+    """Those that call the tower once each, in the order in which the model calls them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.config: Any = model.config
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """The arguments of a call: what the tower reads, and all others."""
+        return Media(rows, None, extra)
+
+    def cost(self, grid: tuple[int, int] | None) -> float:
+        """Predicted work of a unit, in any one unit."""
+        del grid
+        return 1.0
+
+    def rows_in(self, grid: tuple[int, int] | None) -> int:
+        """Rows that the tower reads of a unit."""
+        del grid
+        return 1
+
+    def rows_out(self, grid: tuple[int, int] | None) -> int:
+        """Rows of features of a unit."""
+        del grid
+        return 1
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """The tower's own output."""
+        # A rank without media of its own was not told which layers are read.
+        return forward(media.rows, **{"output_hidden_states": True, **media.extra})
+
+    def unread(self, tower: nn.Module) -> list[nn.Module]:
+        """Modules that run whenever the tower does, and that no feature depends on.
+
+        Args:
+            tower: as the model holds it.
+
+        Returns:
+            The layers after the last that is read, and what comes after all layers.
+        """
+        inner: Any = getattr(tower, "vision_model", tower)
+        layers = list(inner.get_submodule(self.blocks))
+        last = max(layer % (len(layers) + 1) for layer in self.layers())
+        after = [module for name, module in inner.named_children() if name in self.after_blocks]
+        return [*layers[last:], *after]
+
+    def layers(self) -> list[int]:
+        """Of which layers the model reads the output."""
+        layers = self.config.vision_feature_layer
+        return [layers] if isinstance(layers, int) else list(layers)
+
+    def features(self, output: Any) -> torch.Tensor:
+        """What the model reads of the output: [rows, patches, width], of several layers side by side."""
+        return torch.cat([output.hidden_states[layer] for layer in self.layers()], dim=-1)
+
+    def output(self, features: torch.Tensor) -> Any:
+        """An output in which the model finds these features."""
+        layers = self.layers()
+        num_layers = max(layer + 1 if layer >= 0 else -layer for layer in layers)
+        # Read by positive and by negative positions: as many as the tower has.
+        num_layers = max(num_layers, int(self.config.vision_config.num_hidden_layers) + 1)
+        hidden: list[torch.Tensor | None] = [None] * num_layers
+        for layer, part in zip(layers, features.chunk(len(layers), dim=-1), strict=True):
+            hidden[layer] = part
+        return BaseModelOutputWithPooling(hidden_states=tuple(hidden))  # type: ignore[arg-type]
+
+
+class OneKindTower(TileTower):
+    """LLaVA-NeXT: a tower of tiles that reads no videos."""
+
+    methods = ("get_image_features",)
+
+
+class SquareTower(OneKindTower):
+    """LLaVA 1.5: an image is one tile, and no newline stands among its features."""
+
+    parameters = ()
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        kind, known = self.config.vision_config.model_type, ("clip_vision_model", "siglip_vision_model")
+        if kind not in known:
+            message = (
+                f"the encoder of a `llava` is `{kind}`, must be {' or '.join(f'`{name}`' for name in known)}"
+            )
+            raise ValueError(message)
+
+
+class InternTower(TileTower):
+    """InternVL: of its last layer it reads what is after the norm."""
+
+    blocks = "encoder.layer"
+    after_blocks = ("layernorm",)
+    parameters = ()
+    methods = ("get_image_features",)
+
+    def unread(self, tower: nn.Module) -> list[nn.Module]:
+        """As of the base class."""
+        return [] if self.layers() == [-1] else super().unread(tower)
+
+    def features(self, output: Any) -> torch.Tensor:
+        """As of the base class."""
+        return output.last_hidden_state if self.layers() == [-1] else super().features(output)
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        if self.layers() == [-1]:
+            return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
+        return super().output(features)
+
+
+class NormedTower(TileTower):
+    """A tower of which the model reads what is after the last norm."""
+
+    parameters = ()
+
+    def unread(self, tower: nn.Module) -> list[nn.Module]:
+        """All is read."""
+        del tower
+        return []
+
+    def features(self, output: Any) -> torch.Tensor:
+        """After the norm."""
+        return output.last_hidden_state
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
+
+
+class ShuffledTower(NormedTower):
+    """Idefics3 and SmolVLM: tiles and frames are rows of one call; what is read is after the last norm."""
+
+    tower = "vision_model"
+    backbone = "text_model"
+    projector = "connector"
+    methods = ("get_image_features",)
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class.
+
+        Args:
+            rows: tiles.
+            extra: `patch_attention_mask` and all others.
+
+        Returns:
+            The media, a unit a tile.
+
+        Raises:
+            ValueError: a part of a tile is hidden, so that tiles are not all alike.
+        """
+        extra = dict(extra)
+        mask: Any = extra.pop("patch_attention_mask", None)
+        # transformers leaves out images that are wholly hidden, but for the first of a batch of them.
+        if mask is not None and not bool((mask.flatten(1).all(1) | ~mask.flatten(1).any(1)).all()):
+            message = (
+                "`pixel_attention_mask` hides a part of a tile, must show tiles whole or not at all: "
+                "`do_image_splitting` is off, and sizes differ"
+            )
+            raise ValueError(message)
+        return Media(rows, None, extra)
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        return forward(media.rows, **media.extra)
+
+
+class SoundTower(NormedTower):
+    """Qwen2-Audio: every window of sound is padded to one length."""
+
+    tower = "audio_tower"
+    methods = ()
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class; the mask of each window joins its row.
+
+        Args:
+            rows: windows of sound.
+            extra: `attention_mask` and all others.
+
+        Returns:
+            The media, a unit a window.
+
+        Raises:
+            ValueError: a mask of another form than the model makes.
+        """
+        extra = dict(extra)
+        attention_mask: Any = extra.pop("attention_mask", None)
+        if attention_mask is None:
+            allowed = rows.new_ones(rows.shape[0], self._num_positions())
+        elif attention_mask.dim() == 4:
+            row = attention_mask[:, 0, 0, :]
+            allowed = (row if row.dtype == torch.bool else row == 0).to(rows.dtype)
+        else:
+            message = f"`attention_mask` of {attention_mask.dim()} dimensions, the audio tower takes 4"
+            raise ValueError(message)
+        flat = torch.cat([rows.flatten(1), allowed.expand(rows.shape[0], -1)], dim=1)
+        return Media(flat, None, extra)
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        positions, config = self._num_positions(), self.config.audio_config
+        sound = media.rows[:, :-positions].reshape(media.rows.shape[0], config.num_mel_bins, -1)
+        allowed = media.rows[:, -positions:] > 0.5
+        mask = allowed[:, None, None, :].expand(-1, 1, positions, -1)
+        if config._attn_implementation != "sdpa":
+            mask = torch.zeros_like(mask, dtype=sound.dtype).masked_fill(~mask, torch.finfo(sound.dtype).min)
+        return forward(sound, attention_mask=mask, **media.extra)
+
+    def _num_positions(self) -> int:
+        return int(self.config.audio_config.max_source_positions)
