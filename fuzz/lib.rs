@@ -260,10 +260,10 @@ pub fn tokenizer(bytes: &[u8]) {
 /// Reads `bytes` as the configuration files of a model, and asks the family for shapes.
 pub fn family(bytes: &[u8]) {
     let Ok(serde_json::Value::Array(mut files)) = serde_json::from_slice(bytes) else { return };
-    files.resize(3, serde_json::Value::Null);
-    let [config, preprocessor, video_preprocessor] =
-        <[serde_json::Value; 3]>::try_from(files).expect("it was cut to three");
-    let files = FamilyFiles { config, preprocessor, video_preprocessor };
+    files.resize(4, serde_json::Value::Null);
+    let [config, preprocessor, video_preprocessor, processor] =
+        <[serde_json::Value; 4]>::try_from(files).expect("it was cut to four");
+    let files = FamilyFiles { config, preprocessor, video_preprocessor, processor };
     let Ok(Some(rule)) = family::open(&files) else { return };
     for (height, width) in [(1, 1), (480, 640), (u32::MAX, 1), (0, 7), (4_000, 7_000)] {
         let size = Size { height, width };
@@ -274,5 +274,7 @@ pub fn family(bytes: &[u8]) {
             let _ = rule.video(&clip, VideoSampling::default());
         }
     }
-    let _ = rule.audio(&Sound { duration_s: 7.3, sample_rate: 44_100 });
+    for duration_s in [0.0, 7.3, 75.0, 1e9] {
+        let _ = rule.audio(&Sound { duration_s, sample_rate: 44_100 });
+    }
 }

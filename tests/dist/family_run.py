@@ -22,6 +22,7 @@ from conformance import (
 from demo_run import python
 from made_up import made_up_profile
 from peft.tuners.lora import LoraLayer
+from tiny_families import OF_SOUND
 from transformers import Trainer
 
 from dflop._native import Dataset
@@ -56,6 +57,7 @@ _TOKENS = {
     "qwen3_5": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_5_moe": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_audio": ("<|AUDIO|>",),
+    "audioflamingo3": ("<sound>",),
 }
 """What the family's text has in the places of features, for ids `IMAGE` and `VIDEO`, or `SOUND`."""
 _TEMPLATE = (
@@ -82,7 +84,7 @@ def write_tokenizer(folder, family):
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    first = SOUND if family == "qwen2_audio" else IMAGE
+    first = SOUND if family in OF_SOUND else IMAGE
     named = dict(enumerate(_TOKENS[family], first))
     filled = [named.get(i, f"<|unused-{i}|>") for i in range(len(special) + len(alphabet), SOUND + 1)]
     assert IMAGE + 1 == VIDEO

@@ -29,6 +29,7 @@ STACKS = [
     ("qwen2_5_vl", "encoder_window_layer"),
     ("qwen2_5_vl", "llm_layer"),
     ("qwen2_audio", "encoder_layer"),
+    ("audioflamingo3", "encoder_layer"),
 ]
 
 

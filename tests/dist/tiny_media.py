@@ -24,6 +24,7 @@ def make_model(name, folder):
             "llava_next": {"image_token_index": MEDIA_TOKEN},
             "mistral3": {"image_token_index": MEDIA_TOKEN},
             "qwen2_audio": {"audio_token_index": MEDIA_TOKEN},
+            "audioflamingo3": {"audio_token_id": MEDIA_TOKEN},
         }.get(name, {"image_token_id": MEDIA_TOKEN, "video_token_id": VIDEO_TOKEN})
         directory = tiny_families.write_config(folder / name, name, {**tiny_families.TINY[name], **tokens})
     model = tiny_families.hugging_face_model(directory)
@@ -35,20 +36,22 @@ def make_model(name, folder):
     return model
 
 
+MASKS = {"qwen2_audio": "feature_attention_mask", "audioflamingo3": "input_features_mask"}
+"""Families that read sound, and their argument for which mel frames are sound."""
 SHUFFLED = {"idefics3": 4, "smolvlm": 1}
 """Families whose tiles stand by sample, and the features of a tile."""
 
 
 def is_of_patches(name):
     """Whether a family's media are grids of patches: the Qwen vision models."""
-    return name.startswith("qwen") and name != "qwen2_audio"
+    return name.startswith("qwen") and name not in MASKS
 
 
 def microbatch(name, media, seed, num_text=7):
     """Arguments of the whole model for one row: `media` by kind and size, then text; labels are of the text.
 
     Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of LLaVA, InternVL, Idefics3, SmolVLM
-    and Qwen2-Audio the number of tiles or sounds, of the Qwen vision models grids (kind, t, h, w).
+    and of those that read sound the number of tiles or windows, of the Qwen vision models grids (kind, t, h, w).
     """
     if name == "llava_onevision":
         sample = tiny_llava.Sample(media, num_text, seed)
@@ -75,10 +78,10 @@ def microbatch(name, media, seed, num_text=7):
     elif name in SHUFFLED and media:
         arguments["pixel_values"] = torch.randn(1, media, 3, 56, 56, generator=generator)
         ids = [MEDIA_TOKEN] * (SHUFFLED[name] * media)
-    elif name == "qwen2_audio" and media:
+    elif name in MASKS and media:
         lengths = torch.randint(12, 41, (media,), generator=generator)
         arguments["input_features"] = torch.randn(media, 8, 40, generator=generator)
-        arguments["feature_attention_mask"] = (torch.arange(40)[None] < lengths[:, None]).long()
+        arguments[MASKS[name]] = (torch.arange(40)[None] < lengths[:, None]).long()
         for length in lengths.tolist():
             ids += [MEDIA_TOKEN] * ((((length - 1) // 2 + 1) - 2) // 2 + 1)
     elif is_of_patches(name) and media:
@@ -137,6 +140,7 @@ STEPS = {
     "internvl": [[3, 0, 1, 6], [0, 1, 0, 0], [0, 0, 0, 0]],
     "qwen2_audio": [[3, 0, 1, 2], [0, 1, 0, 0], [0, 0, 0, 0]],
 }
+STEPS["audioflamingo3"] = STEPS["qwen2_audio"]
 STEPS["llava"] = STEPS["internvl"]
 STEPS["mistral3"] = [
     [[(112, 84), (28, 56)], [], [(84, 28)], [(56, 56), (28, 28)]],

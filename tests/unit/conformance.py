@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from shape_oracle import processor_of_sounds
 from tiny_families import CONDITION, TEXT, TINY, write_config
 from tiny_llava import PINPOINTS, TILE
 
@@ -73,6 +74,8 @@ SOUNDS = {
     "sound": [("audio", 0.43)],
     "several sounds": [("audio", 0.2), ("audio", 1.0), ("audio", 0.0301)],
 }
+# Of several windows; of the last sound the last window fills no token.
+LONG_SOUNDS = {**SOUNDS, "long sound": [("audio", 3.43)], "long sounds": [("audio", 2.0), ("audio", 2.005)]}
 
 
 def _tiny(name, **ids):
@@ -128,9 +131,13 @@ SETTINGS = {
         {**_tiny("qwen2_audio", audio_token_index=SOUND),
          "audio_config": {**TINY["qwen2_audio"]["audio_config"], "max_source_positions": 50}},
         {"feature_size": 8, "chunk_length": 1}, None, SOUNDS),
+    "audioflamingo3": (
+        {**_tiny("audioflamingo3", audio_token_id=SOUND),
+         "audio_config": {**TINY["audioflamingo3"]["audio_config"], "max_source_positions": 50}},
+        {"feature_extractor": {"feature_size": 8, "chunk_length": 1}, "max_audio_len": 4}, None, LONG_SOUNDS),
 }  # fmt: skip
 """(config.json, preprocessor_config.json, video_preprocessor_config.json, samples by name) by family."""
-ALIKE = ("llava_onevision-llama3", "idefics3", "internvl-qwen3", "mistral3", "qwen3_5_moe")
+ALIKE = ("llava_onevision-llama3", "idefics3", "internvl-qwen3", "mistral3", "qwen2_audio", "qwen3_5_moe")
 """Those whose ranks do nothing that another's do not."""
 ON_RANKS = [pytest.param(name, marks=pytest.mark.layouts) if name in ALIKE else name for name in SETTINGS]
 """Families for tests with several ranks, of which `make test` needs not all."""
@@ -203,6 +210,11 @@ class Medium:
             "multi_image" if several else self.kind, shape.num_tiles, self.height, self.width, shape.feature_tokens,
             patches=shape.patches, sampled_fps=self.fps if self.kind == "video" else None,
         )  # fmt: skip
+
+    @property
+    def sound(self):
+        """The samples as floats."""
+        return self.samples.astype(np.float32) / 32768
 
     @cached_property
     def inputs(self):
@@ -429,12 +441,17 @@ def _qwen2_5_vl(adapter, media):
 def _qwen2_audio(adapter, media):
     from transformers import WhisperFeatureExtractor
 
-    sounds = [medium.samples.astype(np.float32) / 32768 for medium in media]
     extractor = WhisperFeatureExtractor(**_fields(adapter))
-    found = extractor(
-        sounds, sampling_rate=RATE, padding="max_length", return_attention_mask=True, return_tensors="pt"
-    )
+    options = {"padding": "max_length", "return_attention_mask": True, "return_tensors": "pt"}
+    found = extractor([medium.sound for medium in media], sampling_rate=RATE, **options)
     return {"input_features": found["input_features"], "feature_attention_mask": found["attention_mask"]}
+
+
+def _audioflamingo3(adapter, media):
+    fields = _fields(adapter)
+    processor = processor_of_sounds(fields["feature_extractor"], fields["max_audio_len"])
+    found = processor(text=["<sound>"] * len(media), audio=[medium.sound for medium in media])
+    return {name: found[name] for name in ("input_features", "input_features_mask")}
 
 
 def pretrained(adapter, directory, seed):

@@ -28,6 +28,15 @@ SOUND = {
     "num_mel_bins": 10,
     "max_source_positions": 12,
 }
+LONG_SOUND = {
+    "model_type": "audioflamingo3_encoder",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 72,
+    "num_mel_bins": 10,
+    "max_source_positions": 12,
+}
 VL_TEXT = {k: v for k, v in QWEN2.items() if k != "model_type"}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
 QWEN3_VISION = {
@@ -183,4 +192,17 @@ CONFIGS = {
         },
     },
     "qwen2_audio": {"model_type": "qwen2_audio", "audio_config": SOUND, "text_config": QWEN2},
+    "audioflamingo3": {"model_type": "audioflamingo3", "audio_config": LONG_SOUND, "text_config": QWEN2},
+    # transformers takes the names of the other family too.
+    "qwen2_audio names": {
+        "model_type": "qwen2_audio",
+        "audio_config": {**LONG_SOUND, "model_type": "qwen2_audio_encoder"},
+        "text_config": QWEN2,
+    },
+    "audioflamingo3 names": {
+        "model_type": "audioflamingo3",
+        "audio_config": {**SOUND, "model_type": "audioflamingo3_encoder"},
+        "text_config": QWEN2,
+        "projector_bias": False,
+    },
 }

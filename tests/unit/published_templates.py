@@ -114,6 +114,19 @@ You are a helpful assistant.<|im_end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+# Audio Flamingo 3: one sound a turn, before its texts, wherever it stands among them.
+AUDIO_FLAMINGO_3 = """\
+{% if messages[0]['role'] != 'system' %}<|im_start|>system
+You are a helpful assistant.<|im_end|>
+{% endif %}{% for message in messages if message['content'] is not none %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}{% else %}\
+{% set turn = namespace(has_sound=False, text='') %}{% for part in message['content'] %}\
+{% if part.get('type') == 'audio' or 'audio' in part %}{% set turn.has_sound = True %}\
+{% elif part.get('type') == 'text' or 'text' in part %}{% set turn.text = turn.text + part['text'] %}{% endif %}\
+{% endfor %}{% if turn.has_sound %}{{ '<sound>' }}{% endif %}{{ turn.text }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
 LLAVA_GENERATION = """\
 {% for message in messages %}
 {% if message['role'] != 'system' %}{{ message['role'].upper() + ': '}}{% endif %}
@@ -383,6 +396,14 @@ TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str
     ),
     "llava_next_mistral": (LLAVA_NEXT_MISTRAL, "list", LLAVA_MARKS[:1], "<s>", "</s>", True),
     "qwen2_audio": (QWEN2_AUDIO, "list", [("audio", "<|AUDIO|>", "<|AUDIO|>")], None, "<|im_end|>", False),
+    "audioflamingo3": (
+        AUDIO_FLAMINGO_3,
+        "list",
+        [("audio", "<sound>", "<sound>")],
+        None,
+        "<|im_end|>",
+        False,
+    ),
     "qwen3": (QWEN3, "text", LLAVA_MARKS, None, "<|im_end|>", False),
     "llava_generation": (LLAVA_GENERATION, "list", LLAVA_MARKS, "<s>", "</s>", True),
     "chatml_generation": (CHATML_GENERATION, "text", LLAVA_MARKS, None, "<|im_end|>", False),

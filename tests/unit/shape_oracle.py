@@ -3,6 +3,10 @@
 import json
 import random
 
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AudioFlamingo3Processor, PreTrainedTokenizerFast, WhisperFeatureExtractor
+
 from dflop import ProfileError
 from dflop._native import testing
 
@@ -72,3 +76,13 @@ def compare_images(processor, config_json, settings, sizes):
         assert ours == expected, (height, width)
         refused += expected == "refused"
     assert 0 < refused < 700
+
+
+def processor_of_sounds(extractor, max_audio_len):
+    """Audio Flamingo 3's, with a tokenizer of which `<sound>` has the id 2."""
+    words = Tokenizer(WordLevel({"<unk>": 0, "<pad>": 1, "<sound>": 2}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", pad_token="<pad>", additional_special_tokens=["<sound>"]
+    )
+    extractor = WhisperFeatureExtractor(**extractor)
+    return AudioFlamingo3Processor(extractor, tokenizer, max_audio_len=max_audio_len)

@@ -11,7 +11,12 @@ import torch.nn.functional as F
 from flop_configs import CONFIGS, QWEN2, TILES
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2AudioForConditionalGeneration
+from transformers import (
+    AudioFlamingo3ForConditionalGeneration,
+    AutoConfig,
+    AutoModelForImageTextToText,
+    Qwen2AudioForConditionalGeneration,
+)
 
 import dflop.models.packing
 from dflop._native import testing
@@ -32,9 +37,15 @@ def build(name):
     config._attn_implementation = "sdpa"
     # PyTorch's counter does not know products of experts in one kernel.
     config._experts_implementation = "eager"
-    is_sound = CONFIGS[name]["model_type"] == "qwen2_audio"
-    kind = Qwen2AudioForConditionalGeneration if is_sound else AutoModelForImageTextToText.from_config
-    return kind(config).train()
+    return class_of(name)(config).train()
+
+
+def class_of(name):
+    return OF_SOUND.get(CONFIGS[name]["model_type"], AutoModelForImageTextToText.from_config)
+
+
+def is_of_sound(name):
+    return CONFIGS[name]["model_type"] in OF_SOUND
 
 
 @dataclass
@@ -60,19 +71,23 @@ def encoder_tower(model):
 def encoder_layers(name, tower):
     if name.startswith("internvl"):
         return tower.encoder.layer
-    if name.startswith("qwen2_audio"):
+    if is_of_sound(name):
         return tower.layers
     if name.startswith("mistral3"):
         return tower.transformer.layers
     return tower.blocks if name.startswith("qwen") else tower.encoder.layers
 
 
+OF_SOUND = {
+    "qwen2_audio": Qwen2AudioForConditionalGeneration,
+    "audioflamingo3": AudioFlamingo3ForConditionalGeneration,
+}
 WITH_CLIP = {"llava", "llava_next"}
 """Their tower has a class token, and a norm before its layers; all layers but the last are read."""
 
 
 def tile_tokens(name):
-    return 12 if name == "qwen2_audio" else 16 + (name in WITH_CLIP or name.startswith("internvl"))
+    return 12 if is_of_sound(name) else 16 + (name in WITH_CLIP or name.startswith("internvl"))
 
 
 def is_native(name):
@@ -102,7 +117,7 @@ def encoder_layer(name, is_window=False, segments=None):
 
 def encoder_embedding(name):
     tower = encoder_tower(build(name))
-    if name == "qwen2_audio":
+    if is_of_sound(name):
 
         def run(sound):
             hidden = F.gelu(tower.conv2(F.gelu(tower.conv1(sound)))).permute(0, 2, 1)
@@ -160,7 +175,7 @@ def projector(name):
             lambda hidden: last(tower.post_layernorm(hidden)), torch.randn(2, 16, 32), True, [16] * 2, parts
         )
     last = model.model.multi_modal_projector
-    if name == "qwen2_audio":
+    if is_of_sound(name):
 
         def run(hidden):
             pooled = tower.avg_pooler(hidden.permute(0, 2, 1)).permute(0, 2, 1)
@@ -318,11 +333,8 @@ def test_embedding_and_head_are_tied_where_hugging_face_ties_them(name, place):
     config.pop("tie_word_embeddings", None)
     if place != "neither":
         (config if place == "whole" else config["text_config"])["tie_word_embeddings"] = True
-    kind = {"qwen2_audio": Qwen2AudioForConditionalGeneration}.get(
-        name, AutoModelForImageTextToText.from_config
-    )
     with torch.device("meta"):
-        model = kind(AutoConfig.for_model(**config))
+        model = class_of(name)(AutoConfig.for_model(**config))
     _, total = testing.model_modules(json.dumps(config))
     # A matrix that is shared comes once.
     assert total == sum(p.numel() for p in model.parameters())

@@ -21,6 +21,7 @@ MEDIA = {
     "llava_onevision": [[("image", 240, 250, 1)], [], [("video", 126, 126, 3)]],
     "internvl": [3, 0, 1],
     "qwen2_audio": [3, 0, 1],
+    "audioflamingo3": [3, 0, 1],
     "idefics3": [2, 0, 2],
     "mistral3": [[(56, 84)], [], [(56, 84), (56, 84)]],
     "smolvlm": [2, 0, 2],

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny_families import (
+    OF_SOUND,
     REAL,
     TEXT,
     TINY,
@@ -111,10 +112,11 @@ def encoder_inputs(name, model):
         with torch.no_grad():
             found = inner.visual(patches_TC, torch.tensor(PICTURES))
         return patches_TC, torch.cat([found.pooler_output, *found.get("deepstack_features", [])], dim=1)
-    if name == "qwen2_audio":
+    if name in OF_SOUND:
         mel_NBF = torch.randn(2, 8, 40)
+        whole = {"input_features_mask": torch.ones(2, 40)} if name == "audioflamingo3" else {}
         with torch.no_grad():
-            wanted = inner.multi_modal_projector(inner.audio_tower(mel_NBF).last_hidden_state)
+            wanted = inner.multi_modal_projector(inner.audio_tower(mel_NBF, **whole).last_hidden_state)
         return mel_NBF, wanted.flatten(0, 1)
     if name.startswith("mistral3"):
         pixels, sizes = torch.randn(2, 3, 70, 56), [(70, 28), (28, 56)]
@@ -236,9 +238,9 @@ def test_the_head_says_whether_its_matrix_is_the_embeddings(tmp_path, name, is_t
         found = load_pieces(directory)
     with torch.device("meta"):
         whole = hugging_face_model(directory)
-    # Qwen2-Audio ties nothing, whatever its configuration says.
+    # The models of sound tie nothing, whatever their configuration says.
     expected = whole.lm_head.weight is backbone_of(whole).embed_tokens.weight
-    assert expected == (is_tied and name != "qwen2_audio")
+    assert expected == (is_tied and name not in OF_SOUND)
     assert {piece.name: piece.is_tied for piece in found} == {
         piece.name: expected and piece.name == "llm_head" for piece in found
     }
@@ -263,6 +265,8 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         ("qwen3_vl", 8_767_123_696),
         ("qwen3_vl_moe", 31_070_754_032),
         ("qwen2_audio", 8_397_094_912),
+        # As Music Flamingo's weights have it, whose modules are the same.
+        ("audioflamingo3", 8_267_215_360),
     ],
 )
 def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published):
@@ -275,12 +279,17 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         name, 32
     )
     windows = {"encoder_window_layer": 28} if name == "qwen2_5_vl" else {}
-    backbone = {"smolvlm": 24, "qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 36, "qwen3_vl_moe": 48}.get(
-        name, 32
-    )
+    backbone = {
+        "smolvlm": 24,
+        "qwen2_vl": 28,
+        "qwen2_5_vl": 28,
+        "audioflamingo3": 28,
+        "qwen3_vl": 36,
+        "qwen3_vl_moe": 48,
+    }.get(name, 32)
     assert counts == {"encoder_layer": layers, **windows, "llm_layer": backbone}
     # As the data profile counts encoder tokens.
-    tokens = {"internvl": 1025, "smolvlm": 729, "qwen2_audio": 1500}.get(name)
+    tokens = {"internvl": 1025, "smolvlm": 729, "qwen2_audio": 1500, "audioflamingo3": 1500}.get(name)
     assert pieces["encoder_layer"].segment_tokens == tokens
     assert pieces["encoder_layer"].unit() == (tokens or 4)
 
@@ -408,7 +417,7 @@ def test_attention_of_encoders_is_told_where_segments_vary(tmp_path):
     kind = tiny(tmp_path, "qwen2_5_vl")[0]["encoder_layer"].attention(WHOLE)
     assert (kind.num_heads, kind.head_size, kind.is_causal) == (4, 8, False)
     assert tiny(tmp_path, "qwen2_5_vl")[0]["encoder_window_layer"].attention(WHOLE) is None
-    for name in ("internvl", "qwen2_audio"):
+    for name in ("internvl", *OF_SOUND):
         assert tiny(tmp_path, name)[0]["encoder_layer"].attention(WHOLE) is None
 
 
@@ -418,6 +427,7 @@ def test_attention_of_encoders_is_told_where_segments_vary(tmp_path):
         ("qwen2_5_vl", "llm_layer", 8, "`text_config.num_attention_heads` is 28"),
         ("qwen2_5_vl", "encoder_layer", 8, "`vision_config.intermediate_size` is 3420"),
         ("qwen2_audio", "encoder_layer", 8, "`audio_config.encoder_attention_heads` is 20"),
+        ("audioflamingo3", "encoder_layer", 8, "`audio_config.num_attention_heads` is 20"),
         ("internvl", "llm_layer", 3, "`text_config.num_attention_heads` is 32"),
     ],
 )

@@ -23,6 +23,8 @@ from dflop._native.testing import encode_conversations
 
 NUM_CONVERSATIONS = 40
 WITHOUT_SYSTEM = {"mistral_1"}
+ONE_A_TURN = {"audioflamingo3"}
+"""Those that write one medium a turn, whatever its number."""
 # fmt: off
 WORDS = [
     "the", "red", "cup", "is", "on", "a", "table", "where", "two", "dogs", "sleep", "near", "an", "old",
@@ -49,7 +51,7 @@ SPECIAL = [
         "<|audio_bos|>",
         "<|audio_eos|>",
     ),
-    *("<img>", "</img>", "<IMG_CONTEXT>", "<end_of_utterance>"),
+    *("<sound>", "<img>", "</img>", "<IMG_CONTEXT>", "<end_of_utterance>"),
 ]
 
 
@@ -158,7 +160,9 @@ def words(rng: random.Random, at_least: int) -> str:
     return rng.choice(["", "", "", " ", "\n"]) + text + rng.choice(["", "", "", " ", "\n\n"])
 
 
-def conversation(rng: random.Random, kinds: list[str], has_system: bool) -> list[dict[str, Any]]:
+def conversation(
+    rng: random.Random, kinds: list[str], has_system: bool, most: int = 3
+) -> list[dict[str, Any]]:
     """Turns of role and parts, a part a text or the kind of a medium."""
     turns: list[dict[str, Any]] = []
     if has_system and rng.random() < 0.4:
@@ -166,7 +170,7 @@ def conversation(rng: random.Random, kinds: list[str], has_system: bool) -> list
     kind_here = rng.choice(kinds) if kinds else None
     for turn in range(rng.randint(1, 4)):
         parts = [words(rng, 1)]
-        for _ in range(rng.choice([0, 1, 1, 3]) if kind_here and turn < 2 else 0):
+        for _ in range(min(most, rng.choice([0, 1, 1, 3])) if kind_here and turn < 2 else 0):
             parts.insert(
                 rng.randrange(len(parts) + 1), kind_here if rng.random() < 0.8 else rng.choice(kinds)
             )
@@ -260,7 +264,8 @@ def test_tokens_and_labels_equal_hugging_faces(name, trained, tmp_path):
     rng = random.Random(name)
     samples, expected = [], []
     for _ in range(NUM_CONVERSATIONS):
-        turns = conversation(rng, kinds, has_system=name not in WITHOUT_SYSTEM)
+        most = 1 if name in ONE_A_TURN else 3
+        turns = conversation(rng, kinds, has_system=name not in WITHOUT_SYSTEM, most=most)
         media = [part for turn in turns for part in turn["parts"] if part in kinds]
         shapes = [pieces(rng, kind) for kind in media]
         replaced: dict[str, list[str]] = {kind: [] for kind in ("image", "video", "audio")}
@@ -288,6 +293,16 @@ def test_tokens_and_labels_equal_hugging_faces(name, trained, tmp_path):
             assert labels == expected_labels(ids, turns, tokenizer, full, trims="trim" in template)
         num_labels += sum(label != -100 for label in labels)
     assert num_labels > NUM_CONVERSATIONS
+
+
+def test_a_sound_that_the_template_does_not_write_is_refused(trained, tmp_path):
+    """Audio Flamingo 3's writes one a turn."""
+    write_model(tmp_path, trained, "audioflamingo3")
+    turns = [{"from": "human", "value": "<audio><audio>who speaks?"}, {"from": "gpt", "value": "two dogs"}]
+    sample = json.dumps({"conversations": turns, "audios": ["0.bin", "1.bin"]})
+    marks = TEMPLATES["audioflamingo3"][2]
+    with pytest.raises(ProfileError, match="writes 1 `<sound>`, but the sample has 2 under audio"):
+        encode_conversations(str(tmp_path), marks, [(sample, [[(None, 2)], [(None, 3)]])])
 
 
 def test_answers_of_a_template_that_trims(trained, tmp_path):

@@ -218,6 +218,17 @@ TINY = {
         },
         "text_config": {**TEXT, "model_type": "qwen2"},
     },
+    "audioflamingo3": {
+        "audio_config": {
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "num_mel_bins": 8,
+            "max_source_positions": 20,
+        },
+        "text_config": {**TEXT, "model_type": "qwen2"},
+    },
 }
 """`config.json` by family, and by what else differs."""
 CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50}
@@ -225,6 +236,8 @@ CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50}
 decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone."""
 WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe")
 """Those whose backbone has experts."""
+OF_SOUND = ("qwen2_audio", "audioflamingo3")
+"""Those that read sound alone."""
 
 _QWEN_7B = {
     "hidden_size": 3584,
@@ -388,6 +401,18 @@ REAL = {
             "tie_word_embeddings": False,
         },
     },
+    # nvidia/audio-flamingo-3-hf.
+    "audioflamingo3": {
+        "audio_config": {
+            "hidden_size": 1280,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 20,
+            "intermediate_size": 5120,
+            "num_mel_bins": 128,
+            "max_source_positions": 1500,
+        },
+        "text_config": {**_QWEN_7B, "model_type": "qwen2", "vocab_size": 151672},
+    },
 }
 """`config.json` of public models, by family."""
 
@@ -402,11 +427,15 @@ def write_config(directory, name, content=None):
 
 def hugging_face_model(directory):
     """The whole model by Hugging Face's own way, on the current default device."""
-    from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForMultimodalLM
+    import transformers
 
-    config = AutoConfig.from_pretrained(directory)
-    is_sound = config.model_type == "qwen2_audio"
-    return (AutoModelForMultimodalLM if is_sound else AutoModelForImageTextToText).from_config(config)
+    config = transformers.AutoConfig.from_pretrained(directory)
+    if config.model_type == "audioflamingo3":
+        # None of transformers' lists of models with inputs of several kinds has it.
+        return transformers.AudioFlamingo3ForConditionalGeneration(config)
+    is_sound = config.model_type in OF_SOUND
+    kind = transformers.AutoModelForMultimodalLM if is_sound else transformers.AutoModelForImageTextToText
+    return kind.from_config(config)
 
 
 def tiny(tmp_path, name):

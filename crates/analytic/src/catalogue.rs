@@ -157,7 +157,7 @@ fn model(pairing: Pairing, date: &str, encoders: &[Part], backbones: &[Part]) ->
             vision["model_type"] = json!(format!("{}_vision", pairing.family));
             ("vision_config", "text_config")
         }
-        "qwen2_audio" => ("audio_config", "text_config"),
+        "qwen2_audio" | "audioflamingo3" => ("audio_config", "text_config"),
         "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe" => {
             // These files name the width of the features in the encoder's section, and know one kind of backbone.
             let field = if pairing.family == "qwen2_vl" { "hidden_size" } else { "out_hidden_size" };

@@ -213,3 +213,12 @@ pub(super) const QWEN2_AUDIO: &[(&str, u64)] = &[
     ("num_mel_bins", 128),
     ("max_source_positions", 1_500),
 ];
+/// `AudioFlamingo3EncoderConfig` (`models/audioflamingo3/configuration_audioflamingo3.py`).
+pub(super) const AUDIOFLAMINGO3: &[(&str, u64)] = &[
+    ("hidden_size", 1_280),
+    ("num_hidden_layers", 32),
+    ("num_attention_heads", 20),
+    ("intermediate_size", 5_120),
+    ("num_mel_bins", 128),
+    ("max_source_positions", 1_500),
+];

@@ -2,8 +2,8 @@
 
 use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
 use crate::defaults::{
-    CLIP, INTERNVIT, LLAMA, MINISTRAL3, MISTRAL, QWEN2, QWEN2_5_VL_VISION, QWEN2_AUDIO, QWEN2_VL_TEXT,
-    QWEN2_VL_VISION, QWEN3, QWEN3_MOE, SIGLIP,
+    CLIP, INTERNVIT, LLAMA, MINISTRAL3, MISTRAL, QWEN2, QWEN2_5_VL_VISION, QWEN2_VL_TEXT, QWEN2_VL_VISION,
+    QWEN3, QWEN3_MOE, SIGLIP,
 };
 use crate::error::AnalyticError;
 use crate::fields::Section;
@@ -14,9 +14,10 @@ mod mistral3;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_vl;
+mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 15] = [
+pub const FAMILIES: [&str; 16] = [
     "idefics3",
     "smolvlm",
     "llava_onevision",
@@ -32,6 +33,7 @@ pub const FAMILIES: [&str; 15] = [
     "qwen3_5",
     "qwen3_5_moe",
     "qwen2_audio",
+    "audioflamingo3",
 ];
 
 impl Architecture {
@@ -59,7 +61,8 @@ impl Architecture {
             "qwen3_vl_moe" => qwen3_vl::read(config, true),
             "qwen3_5" => qwen3_5::read(config, false),
             "qwen3_5_moe" => qwen3_5::read(config, true),
-            "qwen2_audio" => qwen2_audio(config),
+            "qwen2_audio" => sound::qwen2_audio(config),
+            "audioflamingo3" => sound::audioflamingo3(config),
             _ => Err(AnalyticError::UnknownFamily { found: found.to_owned(), known: FAMILIES.join(", ") }),
         }
     }
@@ -420,55 +423,4 @@ fn windows(
         return Err(vision.error(name, "must name at least one layer"));
     }
     Ok((num_window_layers, (num_window_layers > 0).then_some(merged * merged * merge * merge)))
-}
-
-/// Qwen2-Audio: Whisper's encoder over 30 s, a mean of every two positions, a norm, one product.
-fn qwen2_audio(config: &Value) -> Result<Architecture, AnalyticError> {
-    let audio = section(config, "audio_config", QWEN2_AUDIO)?;
-    audio.must_be("model_type", &["qwen2_audio_encoder"])?;
-    let (width, positions) = (audio.count("d_model")?, audio.count("max_source_positions")?);
-    let num_heads = audio.count("encoder_attention_heads")?;
-    audio.divides("encoder_attention_heads", num_heads, width)?;
-    let encoder = Encoder {
-        num_layers: audio.count("encoder_layers")?,
-        num_window_layers: 0,
-        num_unread_layers: 0,
-        width,
-        num_heads,
-        mlp_width: audio.count("encoder_ffn_dim")?,
-        mlp: MlpKind::Plain,
-        num_kept_activations: kept_activations(&audio, "activation_function", "gelu"),
-        norm: NormKind::Layer,
-        // All but that of the keys.
-        num_qkv_biases: 2,
-        has_other_biases: true,
-        has_one_qkv_product: false,
-        num_kept_copies: 1,
-        has_position_lookup: false,
-        has_qk_norm: false,
-        has_layer_scale: false,
-        has_rotation: false,
-        patches: Patches::Sound { mel_bins: audio.count("num_mel_bins")? },
-        segment_tokens: Some(positions),
-        num_class_tokens: 0,
-        window_tokens: None,
-        unit_tokens: positions,
-        num_table_parameters: positions * width,
-        has_norm_before: false,
-        num_unread_parameters: 0,
-    };
-    let projector = Projector {
-        norm: Some((NormKind::Layer, false)),
-        merged_tokens: 1,
-        pooled_tokens: 2,
-        num_dropped_tokens: 0,
-        reduced_width: None,
-        inner_width: None,
-        has_bias: true,
-        num_table_parameters: 0,
-        num_deep_layers: 0,
-    };
-    // Whatever the configuration says, Hugging Face's class ties nothing.
-    let llm = Llm { is_tied: false, ..text(config, "text_config", "qwen2")? };
-    Ok(Architecture { family: "qwen2_audio".to_owned(), encoder, projector, llm })
 }

@@ -40,7 +40,7 @@ fn shapes(seconds: f64, list: &str, settings: &str) {
     let files = FamilyFiles {
         config: settings["config"].take(),
         preprocessor: settings["preprocessor"].take(),
-        video_preprocessor: serde_json::json!({}),
+        ..FamilyFiles::default()
     };
     let rule = family::open(&files).unwrap().unwrap();
     rate(seconds, list, |file| {

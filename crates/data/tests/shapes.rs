@@ -101,6 +101,7 @@ fn rules(family: &str) -> BTreeMap<String, Box<dyn Family>> {
             config: file("config"),
             preprocessor: file("preprocessor"),
             video_preprocessor: file("video_preprocessor"),
+            ..FamilyFiles::default()
         };
         (setting, family::open(&files).unwrap().unwrap())
     });
@@ -168,6 +169,7 @@ fn qwen(setting: &str) -> Box<dyn Family> {
         config: file("config"),
         preprocessor: file("preprocessor"),
         video_preprocessor: file("video_preprocessor"),
+        ..FamilyFiles::default()
     };
     family::open(&files).unwrap().unwrap()
 }
@@ -253,4 +255,29 @@ fn qwen2_audio_equals_transformers() {
         parts_are_sound(&shape, line);
     }
     assert!(table.lines().count() > 250);
+}
+
+/// Every row of the table, at the extractor's own rate; a row of zeros is refused.
+#[test]
+fn audioflamingo3_equals_transformers() {
+    let table = std::fs::read_to_string(fixtures().join("audioflamingo3.csv")).unwrap();
+    let rules = rules("audioflamingo3");
+    let (mut refused, mut joined) = (0, 0);
+    for line in table.lines().skip(1) {
+        let cells: Vec<&str> = line.split(',').collect();
+        let [setting, numbers @ ..] = cells.as_slice() else { panic!("{line}") };
+        let numbers: Vec<u32> = numbers.iter().map(|cell| cell.parse().unwrap()).collect();
+        let sound = Sound { duration_s: f64::from(numbers[0]) / 16_000.0, sample_rate: 16_000 };
+        let Ok(shape) = rules[*setting].audio(&sound) else {
+            assert_eq!(numbers[1..], [0; 4], "{line}");
+            refused += 1;
+            continue;
+        };
+        let last = shape.parts.last().unwrap();
+        let found = [shape.num_tiles, shape.feature_tokens(), last.segments, last.feature_tokens];
+        assert_eq!(found, numbers[1..], "{line}");
+        parts_are_sound(&shape, line);
+        joined += u32::from(last.segments == 2);
+    }
+    assert!(table.lines().count() > 900 && refused > 40 && joined > 100, "{refused} {joined}");
 }

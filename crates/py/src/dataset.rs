@@ -293,6 +293,7 @@ pub(crate) fn media_shape(
         config: json("config_json", config_json)?,
         preprocessor: json("preprocessor_json", preprocessor_json)?,
         video_preprocessor: json("video_preprocessor_json", video_preprocessor_json)?,
+        ..FamilyFiles::default()
     };
     let rule = family::open(&files).map_err(map(Kind::Profile))?.ok_or_else(|| {
         let message = format!("`model_type` of `config_json` must be one of: {}", family::known().join(", "));

@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from dflop.integrations.encoder_tiles import (
     InternTower,
+    LongSoundTower,
     Media,
     OneKindTower,
     ShuffledTower,
@@ -232,6 +233,7 @@ TOWERS: dict[str, type[TileTower]] = {
     "qwen3_vl": DeepPatchTower,
     "qwen3_vl_moe": DeepPatchTower,
     "qwen2_audio": SoundTower,
+    "audioflamingo3": LongSoundTower,
     "smolvlm": ShuffledTower,
 }
 

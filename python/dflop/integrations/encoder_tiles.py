@@ -248,3 +248,34 @@ class SoundTower(NormedTower):
 
     def _num_positions(self) -> int:
         return int(self.config.audio_config.max_source_positions)
+
+
+class LongSoundTower(SoundTower):
+    """Audio Flamingo 3: a sound may be several windows; the mask says which mel frames are sound."""
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class.
+
+        Args:
+            rows: windows of sound, [n, mel bins, frames].
+            extra: `input_features_mask` [n, frames] and all others.
+
+        Returns:
+            The media, a unit a window.
+
+        Raises:
+            ValueError: there is no mask, which the tower needs.
+        """
+        extra = dict(extra)
+        mask: Any = extra.pop("input_features_mask", None)
+        if mask is None:
+            message = "`input_features_mask` is missing, the audio tower needs it"
+            raise ValueError(message)
+        flat = torch.cat([rows, mask[:, None].to(rows)], dim=1).flatten(1)
+        return Media(flat, None, extra)
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        bins = self.config.audio_config.num_mel_bins
+        windows = media.rows.reshape(media.rows.shape[0], bins + 1, -1)
+        return forward(windows[:, :bins], input_features_mask=(windows[:, bins] > 0.5).long(), **media.extra)

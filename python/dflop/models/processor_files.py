@@ -61,6 +61,28 @@ def processor_fields(model_dir: Path, part: str) -> dict[str, Any]:
     return content.get(part, content)
 
 
+def settings_of_processor(model_dir: Path, part: str) -> dict[str, Any]:
+    """The fields of the processor that holds the others.
+
+    Args:
+        model_dir: of the model.
+        part: one that it holds, as in `processor_fields`.
+
+    Returns:
+        Of the file of that part, if it holds the whole processor; else of `processor_config.json`, or none
+        where that is missing.
+
+    Raises:
+        FileNotFoundError: the part has no file.
+        ProfileError: one is not JSON.
+    """
+    content = _read(processor_file(model_dir))
+    if part in content:
+        return content
+    path = model_dir / _FILES[1]
+    return _read(path) if path.is_file() else {}
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_bytes())

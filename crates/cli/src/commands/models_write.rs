@@ -147,7 +147,7 @@ mod tests {
                 let files = family::FamilyFiles {
                     config: files["config.json"].clone(),
                     preprocessor: files["preprocessor_config.json"].clone(),
-                    video_preprocessor: Value::Null,
+                    ..family::FamilyFiles::default()
                 };
                 let rule = family::open(&files).unwrap().unwrap();
                 assert_eq!(rule.name(), model.family);

@@ -52,7 +52,7 @@ fn by_name(name: &str) -> Result<Box<dyn family::Family>, Failure> {
         let files = FamilyFiles {
             config: json!({"model_type": name}),
             preprocessor: json!({}),
-            video_preprocessor: json!({}),
+            ..FamilyFiles::default()
         };
         family::open(&files)
     };

@@ -3,6 +3,7 @@
 //! A rule equals, integer for integer, what the family's Hugging Face processor and model produce.
 
 mod anyres;
+mod audioflamingo3;
 mod callable;
 mod clip;
 mod fields;
@@ -22,7 +23,9 @@ mod qwen3_vl;
 mod qwen_vl;
 mod smolvlm_video;
 mod video_settings;
+mod whisper;
 
+pub use audioflamingo3::AudioFlamingo3;
 pub use callable::{Callable, GivenFamily, Question};
 pub use idefics3::Idefics3;
 pub use internvl::InternVl;
@@ -191,13 +194,15 @@ pub struct FamilyFiles {
     pub preprocessor: Value,
     /// `video_preprocessor_config.json`.
     pub video_preprocessor: Value,
+    /// `processor_config.json`, which may also be `preprocessor`.
+    pub processor: Value,
 }
 
 /// How a family is made of a model's files.
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 14] = [
+const FAMILIES: [(&str, Maker); 15] = [
     ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("internvl", |files| {
         InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
@@ -218,6 +223,7 @@ const FAMILIES: [(&str, Maker); 14] = [
     ("qwen3_5", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen3_5_moe", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("smolvlm", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
+    ("audioflamingo3", |files| AudioFlamingo3::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_audio", |files| Qwen2Audio::from_files(files).map(|f| Box::new(f) as _)),
 ];
 

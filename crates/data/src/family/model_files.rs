@@ -243,6 +243,7 @@ impl ModelFiles {
             config: self.config.json()?,
             preprocessor: self.preprocessor.json()?,
             video_preprocessor: self.video_preprocessor.json()?,
+            processor: self.processor.json()?,
         })
     }
 

@@ -1,56 +1,33 @@
-//! The shape rule of Qwen2-Audio: mel frames of a sound, padded to one window of 30 seconds.
+//! The shape rule of Qwen2-Audio: mel frames of a sound, padded to one window of 30 seconds (`whisper.rs`).
 //!
-//! ```text
-//! samples -> frames = ceil(samples / hop)                                     160 samples, 10 ms
-//!         -> conv of stride 2 = (frames - 1) div 2 + 1 -> pool of 2 = (conv - 2) div 2 + 1   LLM tokens
-//! ```
+//! `<|AUDIO|>` is repeated in place; `<|audio_bos|>` and `<|audio_eos|>` around it come from the chat template. The
+//! arithmetic is that of `WhisperFeatureExtractor` and `Qwen2AudioProcessor` of Hugging Face transformers 5.23.0.
+//! `fixtures/shapes` holds what those return.
 //!
-//! The encoder reads the whole window, silence included, whatever the sound's length: one segment of
-//! `max_source_positions` (1,500) tokens; that is what it costs. `<|AUDIO|>` is repeated in place; `<|audio_bos|>` and
-//! `<|audio_eos|>` around it come from the chat template. The arithmetic is that of `WhisperFeatureExtractor` and
-//! `Qwen2AudioProcessor` of Hugging Face transformers 5.23.0. `fixtures/shapes` holds what those return.
-//!
-//! Two kinds of sounds that transformers accepts are refused here. Of a sound longer than the window transformers would read
-//! the first 30 seconds and say nothing. A sound of at most two frames (20 ms) would fill no token.
-//!
-//! A file gives seconds, but the extractor needs samples at its own rate. The file has `n = round(seconds x rate)` samples,
-//! which is exact where the file counts samples. After resampling there are `ceil(n x 16,000 / rate)`, as librosa and soxr
-//! count. Other resamplers may give one sample more or less; that changes the tokens only where it begins a frame.
+//! Two kinds of sounds that transformers accepts are refused here. Of a sound longer than the window transformers
+//! would read the first 30 seconds and say nothing. A sound of at most two frames (20 ms) would fill no token.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR};
-use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, unread};
+use super::fields::{CONFIG, Fields};
+use super::whisper::{self, Windows};
+use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Size, Sound, VideoSampling, unread};
 use crate::DataError;
 use crate::media::MediaKind;
-use dflop_types::EncoderSegments;
 
 const FAMILY: &str = "qwen2_audio";
 const TOKEN: &str = "<|AUDIO|>";
-/// Mel frames a position of the encoder: the stride of its second convolution.
-const CONV_STRIDE: u64 = 2;
-/// The largest rate and window we take.
-const SAMPLES_MAX: u64 = 1 << 32;
 
 /// The shape rule of a Qwen2-Audio model.
-///
-/// *Invariant* (checked by [`Qwen2Audio::from_files`]): the window is `2 x positions` hops long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qwen2Audio {
-    /// Samples a second that the extractor wants.
-    sample_rate: u64,
-    /// Samples a mel frame.
-    hop: u64,
-    /// Samples of the window.
-    window: u64,
-    /// Encoder tokens of the window.
-    positions: u32,
+    windows: Windows,
 }
 
 impl Qwen2Audio {
     /// The rule for a model's files. Fields that are missing have the values transformers gives them.
     ///
     /// # Errors
-    /// [`DataError::Config`] at the first field for which extractor and model would disagree, or that this rule does not
-    /// cover.
+    /// [`DataError::Config`] at the first field for which extractor and model would disagree, or that this rule does
+    /// not cover.
     ///
     /// # Examples
     /// ```
@@ -64,63 +41,8 @@ impl Qwen2Audio {
     /// ```
     pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
         let config = Fields { file: CONFIG, object: &files.config };
-        let object = files.preprocessor.get("feature_extractor").unwrap_or(&files.preprocessor);
-        let extractor = Fields { file: PREPROCESSOR, object };
         config.must_be("model_type", &[FAMILY], false)?;
-        config.must_be("audio_config.model_type", &["qwen2_audio_encoder"], true)?;
-        extractor.must_be("feature_extractor_type", &["WhisperFeatureExtractor"], true)?;
-        extractor.must_be("padding_side", &["right"], true)?;
-        let bins = config.side("audio_config.num_mel_bins")?.unwrap_or(128);
-        let size = extractor.side("feature_size")?.unwrap_or(80);
-        if size != bins {
-            let rule = format!("the encoder reads {bins} mel bins, the extractor would make {size}");
-            return Err(extractor.error("feature_size", rule));
-        }
-        let sample_rate = extractor.whole("sampling_rate", SAMPLES_MAX)?.unwrap_or(16_000);
-        let seconds = extractor.whole("chunk_length", 1 << 15)?.unwrap_or(30);
-        let hop = extractor.whole("hop_length", SAMPLES_MAX)?.unwrap_or(160);
-        let positions = config.side("audio_config.max_source_positions")?.unwrap_or(1_500);
-        let window = seconds * sample_rate;
-        if window / hop != CONV_STRIDE * u64::from(positions) {
-            let rule = format!(
-                "a window of {seconds} s has {} mel frames, the encoder reads {}",
-                window / hop,
-                CONV_STRIDE * u64::from(positions)
-            );
-            return Err(extractor.error("chunk_length", rule));
-        }
-        Ok(Self { sample_rate, hop, window, positions })
-    }
-
-    /// Samples of a sound at the extractor's rate.
-    fn samples(&self, sound: &Sound) -> Result<u64, String> {
-        if sound.sample_rate == 0 || !sound.duration_s.is_finite() || sound.duration_s < 0.0 {
-            return Err("its duration must be finite, its rate above 0".to_owned());
-        }
-        let at_source = (sound.duration_s * f64::from(sound.sample_rate)).round();
-        Ok(if u64::from(sound.sample_rate) == self.sample_rate {
-            at_source as u64
-        } else {
-            (at_source * (self.sample_rate as f64 / f64::from(sound.sample_rate))).ceil() as u64
-        })
-    }
-
-    /// LLM tokens of so many samples.
-    fn features(&self, samples: u64) -> Result<u32, String> {
-        if samples > self.window {
-            return Err(format!(
-                "its {samples} samples at {} a second are more than the window's {}; the processor would cut it off",
-                self.sample_rate, self.window
-            ));
-        }
-        // The last frame that the transform begins and does not fill is left out.
-        let frames = samples.div_ceil(self.hop).min(self.window / self.hop);
-        let pooled = (frames.saturating_sub(1) / 2 + 1).saturating_sub(2) / 2 + 1;
-        if frames <= 2 {
-            return Err(format!("its {samples} samples fill no token, at least {} do", 2 * self.hop + 1));
-        }
-        // Fewer than `positions`.
-        Ok(pooled as u32)
+        Ok(Self { windows: Windows::from_files(files, "qwen2_audio_encoder")? })
     }
 }
 
@@ -146,34 +68,24 @@ impl Family for Qwen2Audio {
     }
 
     fn audio(&self, sound: &Sound) -> Result<MediaShape, DataError> {
-        self.samples(sound)
-            .and_then(|samples| self.features(samples))
-            .map(|features| MediaShape {
-                num_tiles: 1,
-                segments: vec![EncoderSegments { count: 1, tokens: self.positions }],
-                pieces: vec![Piece::Features(features)],
-                frame_indices: Vec::new(),
-                parts: Vec::new(),
-                patches: None,
-            })
-            .map_err(|rule| DataError::Shape {
-                family: FAMILY,
-                media: format!("a sound of {} s at {} samples a second", sound.duration_s, sound.sample_rate),
-                rule,
-            })
+        self.windows
+            .samples(sound)
+            .and_then(|samples| self.windows.shape(samples, 1, "the window's"))
+            .map_err(|rule| whisper::refused(FAMILY, sound, rule))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dflop_types::EncoderSegments;
     use proptest::prelude::*;
     use serde_json::json;
 
     fn rule() -> Qwen2Audio {
         let config = json!({"model_type": "qwen2_audio"});
         let preprocessor = json!({"feature_extractor": {"feature_size": 128}});
-        Qwen2Audio::from_files(&FamilyFiles { config, preprocessor, video_preprocessor: json!({}) }).unwrap()
+        Qwen2Audio::from_files(&FamilyFiles { config, preprocessor, ..FamilyFiles::default() }).unwrap()
     }
 
     fn tokens(duration_s: f64, sample_rate: u32) -> Result<u32, String> {

@@ -152,7 +152,7 @@ mod tests {
 
     fn rule(video_preprocessor: Value) -> Qwen2Vl {
         let config = json!({"model_type": "qwen2_vl"});
-        Qwen2Vl::from_files(&FamilyFiles { config, preprocessor: json!({}), video_preprocessor }).unwrap()
+        Qwen2Vl::from_files(&FamilyFiles { config, video_preprocessor, ..FamilyFiles::default() }).unwrap()
     }
 
     fn clip(num_frames: u64) -> Clip {

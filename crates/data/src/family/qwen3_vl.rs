@@ -166,6 +166,7 @@ mod tests {
             config: json!({"model_type": "qwen3_vl"}),
             preprocessor: json!({"patch_size": 16}),
             video_preprocessor: json!({"do_sample_frames": false, "size": {"shortest_edge": 4_096, "longest_edge": 49_152}}),
+            ..FamilyFiles::default()
         };
         let rule = Qwen3Vl::from_files(&files).unwrap();
         let size = Size { height: 96, width: 128 };

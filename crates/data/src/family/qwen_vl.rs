@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn video_settings_are_found_as_transformers_finds_them() {
         let of = |preprocessor: Value, video_preprocessor: Value| {
-            let files = FamilyFiles { config: json!({}), preprocessor, video_preprocessor };
+            let files = FamilyFiles { preprocessor, video_preprocessor, ..FamilyFiles::default() };
             video_fields(&files).get("fps").cloned()
         };
         assert_eq!(of(json!({"fps": 1}), json!({})), Some(json!(1)));
@@ -184,6 +184,7 @@ mod tests {
             config: json!({"model_type": model_type}),
             preprocessor: json!({"patch_size": patch_size}),
             video_preprocessor,
+            ..FamilyFiles::default()
         }
     }
 

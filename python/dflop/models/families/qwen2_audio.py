@@ -3,8 +3,9 @@
     sound --mel--> [N, B + 1, F] --two convolutions--> [N, P, V] --layers, pool, projector--> features_ED
 
 A window is read whole, silence included. The last of its B + 1 rows is 1 in mel frames with sound, else 0.
-Attention does not see tokens of silence (they are masked as keys), and they give no features. Shape letters:
-see `models/adapter.py`; B mel bins, F mel frames, V the width of the encoder.
+Attention does not see tokens of silence (they are masked as keys), and they give no features. A sound is one
+window here, several in Audio Flamingo 3, which has the same encoder (`audioflamingo3.py`). Shape letters: see
+`models/adapter.py`; B mel bins, F mel frames, V the width of the encoder.
 """
 
 from __future__ import annotations
@@ -36,12 +37,19 @@ _FRAMES_PER_TOKEN = 2
 
 
 def num_features(num_frames: int) -> int:
-    """How many features a sound of so many mel frames has, as in `_get_feat_extract_output_lengths`."""
+    """How many features so many mel frames of a window give, as in `_get_feat_extract_output_lengths`."""
     return ((num_frames - 1) // 2 + 1 - 2) // 2 + 1
 
 
 class Qwen2Audio(TileFamily):
     """`ModelAdapter` of Qwen2-Audio."""
+
+    heads_field: str = "encoder_attention_heads"
+    """How `audio_config` calls the number of heads."""
+    mlp_field: str = "encoder_ffn_dim"
+    """How it calls the width of the MLP."""
+    drop_field: str = "encoder_layerdrop"
+    """How it calls the share of layers that are left out."""
 
     family = "qwen2_audio"
     config_class = Qwen2AudioConfig
@@ -61,9 +69,9 @@ class Qwen2Audio(TileFamily):
 
     def rules(self) -> list[Rule]:
         """See `FamilyAdapter.rules`."""
-        drop = self.vision.encoder_layerdrop
+        drop = getattr(self.vision, self.drop_field)
         wanted = "0: its layers are left out at random"
-        return [Rule("audio_config.encoder_layerdrop", drop, drop == 0.0, wanted)]
+        return [Rule(f"audio_config.{self.drop_field}", drop, drop == 0.0, wanted)]
 
     def embed(self, model: Any, inputs_N: torch.Tensor) -> torch.Tensor:
         """See `TileFamily.embed`; the same lines as in the forward of Hugging Face's tower."""
@@ -92,8 +100,8 @@ class Qwen2Audio(TileFamily):
             "self_attn",
             "out_proj",
             ("fc1", "fc2", "fc1"),
-            ("audio_config.encoder_attention_heads", audio.encoder_attention_heads),
-            ("audio_config.encoder_ffn_dim", audio.encoder_ffn_dim),
+            (f"audio_config.{self.heads_field}", audio.encoder_attention_heads),
+            (f"audio_config.{self.mlp_field}", audio.encoder_ffn_dim),
             ("num_heads",),
         )
 
@@ -109,10 +117,12 @@ class Qwen2Audio(TileFamily):
         tower = model.audio_tower
         pooled_NQV = tower.avg_pooler(hidden_NPV.permute(0, 2, 1)).permute(0, 2, 1)
         features_NQD = model.multi_modal_projector(tower.layer_norm(pooled_NQV))
-        return torch.cat([own[: g.num_features] for own, g in zip(features_NQD, media, strict=True)])
+        # All windows of a sound but the last are full, so its features come first.
+        sounds = features_NQD.split([grid.num_tiles for grid in media])
+        return torch.cat([own.flatten(0, 1)[: g.num_features] for own, g in zip(sounds, media, strict=True)])
 
     def example_media(self, num_tiles: int) -> list[MediaGrid]:
-        """Sounds that fill their window; see `ModelAdapter.example_media`."""
+        """Sounds that fill a window each; see `ModelAdapter.example_media`."""
         features = num_features(self.input_shape[1])
         return [MediaGrid("audio", 1, 0, 0, features)] * num_tiles
 
@@ -125,25 +135,32 @@ class Qwen2Audio(TileFamily):
     def pixels(
         self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
     ) -> torch.Tensor:
-        """See `ModelAdapter.pixels`: one window [1, B + 1, F]."""
+        """See `ModelAdapter.pixels`: the windows of the sound, [n, B + 1, F]."""
         if kind != "audio":
             message = f"`{kind}` is no kind of media that `{self.family}` reads, it reads `audio`"
             raise ValueError(message)
         del frame_indices
         extractor = self.processor
         samples = sound.decode_sound(file, extractor.sampling_rate)
+        each, most = extractor.n_samples, self.max_windows * extractor.n_samples
         options = {"padding": "max_length", "return_attention_mask": True, "return_tensors": "pt"}
-        found = extractor(samples, sampling_rate=extractor.sampling_rate, **options)
-        mask_1F = found["attention_mask"]
-        features = num_features(int(mask_1F.sum()))
-        if len(samples) > extractor.n_samples or (grid is not None and features != grid.num_features):
+        windows = [samples[first : first + each] for first in range(0, min(len(samples), most), each)]
+        found = extractor(windows, sampling_rate=extractor.sampling_rate, **options)
+        mask_NF = found["attention_mask"]
+        features = sum(num_features(frames) for frames in mask_NF.sum(1).tolist())
+        if len(samples) > most or (grid is not None and features != grid.num_features):
             wanted = "" if grid is None else f", profiled as {grid.num_features}"
             message = (
                 f"`{file}` has {len(samples)} samples of sound, {features} features{wanted}; "
-                f"at most {extractor.n_samples} samples are read"
+                f"at most {most} samples are read"
             )
             raise profile_error(message)
-        return torch.cat([found["input_features"], mask_1F[:, None].float()], dim=1).float()
+        return torch.cat([found["input_features"], mask_NF[:, None].float()], dim=1).float()
+
+    @property
+    def max_windows(self) -> int:
+        """Windows of a sound, at most; a longer one is refused."""
+        return 1
 
 
 ADAPTER = Qwen2Audio

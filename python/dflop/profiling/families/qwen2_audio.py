@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 
 from dflop.models.families.qwen2_audio import Qwen2Audio
 from dflop.profiling.families.backbone import backbone_pieces
@@ -32,21 +31,16 @@ def _set_layers(audio: Any, count: int) -> None:
     audio.encoder_layers = audio.num_hidden_layers = count
 
 
-def pieces(model_dir: Path) -> list[Piece]:
-    """The pieces of a Qwen2-Audio model.
+def pieces_of(family: Qwen2Audio) -> list[Piece]:
+    """The pieces of a model of the kind.
 
     Args:
-        model_dir: folder with `config.json`.
+        family: its adapter of training, which has checked the configuration.
 
     Returns:
         Six pieces.
-
-    Raises:
-        ProfileError: the configuration asks for what is not built here; the message names the field.
     """
-    # The adapter of training checks the configuration.
-    family = Qwen2Audio(model_dir)
-    source = Source(model_dir, Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, _set_layers)
+    source = Source(family.model_dir, family.config_class, family.model_class, _set_layers)
     audio = source.encoder
     window: int = audio.max_source_positions
     encoder = TileEncoder(
@@ -70,3 +64,18 @@ def pieces(model_dir: Path) -> list[Piece]:
         arguments=(torch.ones(1, 1, window, window, dtype=torch.bool),),
     )
     return [*tile_pieces(source, encoder), *backbone_pieces(source)]
+
+
+def pieces(model_dir: Path) -> list[Piece]:
+    """The pieces of a Qwen2-Audio model.
+
+    Args:
+        model_dir: folder with `config.json`.
+
+    Returns:
+        Six pieces.
+
+    Raises:
+        ProfileError: the configuration asks for what is not built here; the message names the field.
+    """
+    return pieces_of(Qwen2Audio(model_dir))

@@ -1,0 +1,36 @@
+"""Audio Flamingo 3: the pieces of Qwen2-Audio, with a projector of two maps.
+
+    encoder_embedding   mel_NBF    -> hidden_NPV      two convolutions; 3,000 mel frames give 1,500 tokens
+    encoder_layer       hidden_NPV -> hidden_NPV      attention within a window
+    projector           hidden_NPV -> features_ED     pool of two, norm, two linear maps
+
+A sound has as many windows as it fills, the last one padded. Each is read whole, and the data profile counts
+it so. Shape letters: see `qwen2_audio.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflop.models.families.audioflamingo3 import AudioFlamingo3
+from dflop.profiling.families.qwen2_audio import pieces_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dflop.profiling.pieces import Piece
+
+
+def pieces(model_dir: Path) -> list[Piece]:
+    """The pieces of an Audio Flamingo 3 model.
+
+    Args:
+        model_dir: folder with `config.json`.
+
+    Returns:
+        Six pieces.
+
+    Raises:
+        ProfileError: the configuration asks for what is not built here; the message names the field.
+    """
+    return pieces_of(AudioFlamingo3(model_dir))
