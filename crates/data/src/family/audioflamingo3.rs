@@ -101,7 +101,7 @@ impl Family for AudioFlamingo3 {
     fn audio(&self, sound: &Sound) -> Result<MediaShape, DataError> {
         self.windows
             .samples(sound)
-            .and_then(|samples| self.windows.shape(samples, self.max_windows, "those of `max_audio_len`,"))
+            .and_then(|samples| self.windows.shape(samples, self.max_windows, "`max_audio_len`'s"))
             .map_err(|rule| whisper::refused(FAMILY, sound, rule))
     }
 }
@@ -154,7 +154,7 @@ mod tests {
     fn what_would_be_cut_or_lost_is_refused() {
         let errors = [shape(9_600_001).unwrap_err(), shape(320).unwrap_err(), shape(0).unwrap_err()];
         insta::assert_snapshot!(errors.join("\n"), @r#"
-        no audioflamingo3 shape for a sound of 600.0000625 s at 16000 samples a second: its 9600001 samples at 16000 a second are more than those of `max_audio_len`, 9600000; the processor would cut it off
+        no audioflamingo3 shape for a sound of 600.0000625 s at 16000 samples a second: its 9600001 samples at 16000 a second are more than `max_audio_len`'s 9600000; the processor would cut it off
         no audioflamingo3 shape for a sound of 0.02 s at 16000 samples a second: its 320 samples fill no token, at least 321 do
         no audioflamingo3 shape for a sound of 0 s at 16000 samples a second: its 0 samples fill no token, at least 321 do
         "#);
@@ -169,7 +169,7 @@ mod tests {
         let nested = json!({"feature_extractor": extractor, "max_audio_len": 89});
         for rule in [rule_of(&json!({}), extractor, limit), rule_of(&json!({}), nested, json!({}))] {
             let error = rule.unwrap().audio(&sound).unwrap_err().to_string();
-            assert!(error.contains("more than those of `max_audio_len`, 960000"), "{error}");
+            assert!(error.contains("more than `max_audio_len`'s 960000"), "{error}");
         }
     }
 

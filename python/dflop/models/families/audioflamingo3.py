@@ -8,6 +8,8 @@ silence, which only the last of a sound has. Shape letters: see `qwen2_audio.py`
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from transformers import AudioFlamingo3Config, AudioFlamingo3ForConditionalGeneration
 
 from dflop.models.families.qwen2_audio import Qwen2Audio
@@ -37,7 +39,7 @@ class AudioFlamingo3(Qwen2Audio):
             Rule("audio_config.max_source_positions", positions, positions % 2 == 0, wanted),
         ]
 
-    @property
+    @cached_property
     def max_windows(self) -> int:
         """Windows of a sound, at most: whole windows within `max_audio_len` of the processor."""
         seconds = settings_of_processor(self.model_dir, "feature_extractor").get("max_audio_len")

@@ -10,6 +10,7 @@ window here, several in Audio Flamingo 3, which has the same encoder (`audioflam
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,7 +158,7 @@ class Qwen2Audio(TileFamily):
             raise profile_error(message)
         return torch.cat([found["input_features"], mask_NF[:, None].float()], dim=1).float()
 
-    @property
+    @cached_property
     def max_windows(self) -> int:
         """Windows of a sound, at most; a longer one is refused."""
         return 1
