@@ -56,6 +56,8 @@ _TOKENS = {
     "qwen3_vl_moe": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_5": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_5_moe": ("<|image_pad|>", "<|video_pad|>"),
+    "glm4v": ("<|image|>", "<|video|>"),
+    "glm46v": ("<|image|>", "<|video|>"),
     "qwen2_audio": ("<|AUDIO|>",),
     "audioflamingo3": ("<sound>",),
 }
@@ -280,9 +282,6 @@ class PlainLoop:
     def loss(self, sample):
         """Summed over its label tokens, by the model's own `labels=`, a mean over them."""
         arguments = hugging_face(sample)
-        if "mm_token_type_ids" in arguments:
-            kinds = {IMAGE: 1, VIDEO: 2}
-            arguments["mm_token_type_ids"] = torch.tensor([[kinds.get(i, 0) for i in sample.ids]])
         return sample.num_targets * self.model(**arguments, use_cache=False).loss
 
     def exported(self):

@@ -50,10 +50,13 @@ IN_SUITE = [
     ("qwen3_5", "full", (2, 1, 2), "selective"),
     ("qwen3_5", "lora", (2, 3), "full"),
     ("qwen3_5_moe", "full", (2, 0), "none"),
+    ("glm4v", "projector", (2, 1, 2), "selective"),
+    ("glm46v", "lora", (2, 3), "none"),
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
     ("audioflamingo3", "full", (2, 1, 2), "selective"),
     # Layers cut over two ranks.
     ("internvl", "full", (1, 1, 1, 2, 2), "none"),
+    ("glm4v", "full", (1, 1, 2, 1, 2), "full"),
     ("qwen2_vl", "lora", (2, 3, 2, "colocated"), "selective"),
 ]
 """LLaVA-OneVision stands in `test_weights.py`."""

@@ -153,7 +153,7 @@ def run_case(case, model, num_ranks, rank, steps, references):
     [
         # Towers of another family, in another's backbone.
         pytest.param(name, 2, marks=pytest.mark.layouts)
-        if name in ("idefics3", "qwen3_vl_moe", "qwen3_5_moe")
+        if name in ("glm46v", "idefics3", "qwen3_vl_moe", "qwen3_5_moe")
         else (name, 2)
         for name in FAMILIES
     ]

@@ -43,22 +43,22 @@ SHUFFLED = {"idefics3": 4, "smolvlm": 1}
 
 
 def is_of_patches(name):
-    """Whether a family's media are grids of patches: the Qwen vision models."""
-    return name.startswith("qwen") and name not in MASKS
+    """Whether a family's media are grids of patches: the vision models of Qwen and GLM."""
+    return name.startswith(("qwen", "glm")) and name not in MASKS
 
 
 def microbatch(name, media, seed, num_text=7):
     """Arguments of the whole model for one row: `media` by kind and size, then text; labels are of the text.
 
     Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of LLaVA, InternVL, Idefics3, SmolVLM
-    and of those that read sound the number of tiles or windows, of the Qwen vision models grids (kind, t, h, w).
+    and of those that read sound the number of tiles or windows, of the vision models of Qwen and GLM grids (kind, t, h, w).
     """
     if name == "llava_onevision":
         sample = tiny_llava.Sample(media, num_text, seed)
         arguments = tiny_llava.hf_arguments(sample)
         return {**arguments, "labels": torch.tensor([sample.labels])}
     generator = torch.Generator().manual_seed(seed)
-    ids, arguments = [], {}
+    ids, arguments, types = [], {}, []
     if name == "llava_next" and media:
         arguments["pixel_values"] = torch.randn(len(media), 5, 3, 56, 56, generator=generator)
         arguments["image_sizes"] = torch.tensor(media)
@@ -85,9 +85,11 @@ def microbatch(name, media, seed, num_text=7):
         for length in lengths.tolist():
             ids += [MEDIA_TOKEN] * ((((length - 1) // 2 + 1) - 2) // 2 + 1)
     elif is_of_patches(name) and media:
+        # A video of GLM has the token of images.
+        of_videos = MEDIA_TOKEN if name.startswith("glm") else VIDEO_TOKEN
         for kind, pixels, grid, token in [
             ("image", "pixel_values", "image_grid_thw", MEDIA_TOKEN),
-            ("video", "pixel_values_videos", "video_grid_thw", VIDEO_TOKEN),
+            ("video", "pixel_values_videos", "video_grid_thw", of_videos),
         ]:
             grids = [size for what, *size in media if what == kind]
             if grids:
@@ -95,16 +97,16 @@ def microbatch(name, media, seed, num_text=7):
                 arguments[pixels] = torch.randn(count, 3 * 2 * 14 * 14, generator=generator)
                 arguments[grid] = torch.tensor(grids)
                 for t, h, w in grids:
-                    # Qwen3-VL has text before each frame pair of a video.
-                    apart = t if name.startswith("qwen3") else 1
+                    # Qwen3-VL and GLM have text between the frame pairs of a video.
+                    apart = t if name.startswith(("qwen3", "glm")) else 1
                     # What stands beside another of its kind would be one medium.
                     ids += [5, *[token] * (t * h * w // 4 // apart)] * apart
+                    types += [0, *[1 + (kind == "video")] * (t * h * w // 4 // apart)] * apart
     words = torch.randint(3, MEDIA_TOKEN, (num_text + 3,), generator=generator).tolist()
     labels = [-100] * (len(ids) + 3) + words[3:]
     ids = ids + words
     if is_of_patches(name):
-        kinds = {MEDIA_TOKEN: 1, VIDEO_TOKEN: 2}
-        arguments["mm_token_type_ids"] = torch.tensor([[kinds.get(i, 0) for i in ids]])
+        arguments["mm_token_type_ids"] = torch.tensor([types + [0] * (len(ids) - len(types))])
     return {
         **arguments,
         "input_ids": torch.tensor([ids]),
@@ -160,6 +162,16 @@ STEPS["qwen3_5"] = STEPS["qwen3_5_moe"] = STEPS["qwen2_vl"] = STEPS["qwen2_5_vl"
     [[("video", 2, 8, 8)], [("image", 1, 8, 6)], [], []],
     [[], [("image", 1, 4, 6)], [], []],
     [[], [], [], []],
+]
+# GLM's model takes images or videos in one call.
+STEPS["glm4v"] = STEPS["glm46v"] = [
+    [
+        [("image", 1, 16, 12), ("image", 1, 4, 4)],
+        [],
+        [("video", 3, 8, 6)],
+        [("video", 1, 2, 4), ("video", 2, 4, 8)],
+    ],
+    *STEPS["qwen2_vl"][1:],
 ]
 
 

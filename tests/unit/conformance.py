@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 import pytest
 import torch
+from conformance_settings import IMAGE, SETTINGS, SOUND, VIDEO
 from PIL import Image
 from shape_oracle import processor_of_sounds
-from tiny_families import CONDITION, TEXT, TINY, write_config
-from tiny_llava import PINPOINTS, TILE
+from tiny_families import CONDITION, write_config
 
 from dflop._native.testing import media_shape
 from dflop.data.sample import Sample
@@ -25,119 +25,25 @@ from dflop.data.shares import share_of
 from dflop.models.adapter import MediaGrid
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
-IMAGE, VIDEO, SOUND, VOCABULARY = 290, 291, 292, 293
-"""Ids of the tokens that features take the place of; text has smaller ones."""
 RATE = 16_000
+OF_IMAGE_TOKENS = ("internvl", "smolvlm", "glm4v", "glm46v")
+"""Families whose videos have the token of images."""
 UNTOLD_NORM = re.compile(r"\.(visual\.(blocks\.\d+\.norm[12]|merger\.ln_q)|vision_tower\.ln_pre)\.weight$")
-"""Norms in the encoders of Qwen2.5-VL and Mistral3. Neither name nor class tells it to the `Trainer`, which decays
+"""Norms in the encoders of Qwen2.5-VL, GLM and Mistral3. Neither name nor class tells it to the `Trainer`, which decays
 them."""
 # So that every part of so small a model changes the loss.
 _LOUD = {"initializer_range": 0.1}
-_LLAMA_3 = {
-    "model_type": "llama",
-    "rope_parameters": {
-        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-    },
-}  # fmt: skip
-_MEAN = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.5, 0.6]}
-_SIGLIP = {
-    "model_type": "siglip_vision_model", "image_size": TILE, "patch_size": 14, "hidden_size": 32,
-    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vision_use_head": False,
-}  # fmt: skip
-_ONEVISION = {
-    "vision_config": _SIGLIP,
-    "image_grid_pinpoints": PINPOINTS,
-    "image_token_index": IMAGE,
-    "video_token_index": VIDEO,
-    "tie_word_embeddings": False,
-}
-_QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO}
-# Pictures of 4 to 16 features; those of a longer video are smaller.
-_QWEN_IMAGES = {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 16 * 28 * 28}, **_MEAN}
-_QWEN_VIDEOS = {**_QWEN_IMAGES, "cap_pixels_per_frame": True, "max_video_tokens": 40}
-_SHUFFLED = {"size": {"longest_edge": 168}, "max_image_size": {"longest_edge": 56}}
-_TILE_56 = {"size": {"height": 56, "width": 56}, **_MEAN}
-IMAGES = {
-    "text": [],
-    "image": [("image", 90, 130)],
-    "tall image": [("image", 150, 31)],
-    "several images": [("image", 60, 60), ("image", 100, 200), ("image", 40, 33)],
-}
-PICTURES = {
-    **IMAGES,
-    "video": [("video", 90, 120, 7)],
-    "video and image": [("video", 60, 70, 2), ("image", 64, 80)],
-}
-SOUNDS = {
-    "text": [],
-    "sound": [("audio", 0.43)],
-    "several sounds": [("audio", 0.2), ("audio", 1.0), ("audio", 0.0301)],
-}
-# Of several windows; of the last sound the last window fills no token.
-LONG_SOUNDS = {**SOUNDS, "long sound": [("audio", 3.43)], "long sounds": [("audio", 2.0), ("audio", 2.005)]}
-
-
-def _tiny(name, **ids):
-    config = copy.deepcopy(TINY[name])
-    config.update(ids)
-    return config
-
-
-SETTINGS = {
-    "llava_onevision": ({**_ONEVISION, "text_config": {**TEXT, "model_type": "qwen2"}},
-                        {"size": {"height": TILE, "width": TILE}, "image_grid_pinpoints": PINPOINTS, **_MEAN}, None, PICTURES),
-    "llava_onevision-llama3": ({**_ONEVISION, "text_config": {**TEXT, **_LLAMA_3}},
-                               {"size": {"height": TILE, "width": TILE}, "image_grid_pinpoints": PINPOINTS, **_MEAN}, None, PICTURES),
-    "llava": (_tiny("llava", image_token_index=IMAGE),
-              {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 56},
-               "crop_size": {"height": 56, "width": 56}, **_MEAN}, None, IMAGES),
-    "llava-siglip": (_tiny("llava-siglip", image_token_index=IMAGE),
-                     {"image_processor_type": "SiglipImageProcessor", "size": {"height": 56, "width": 56}, **_MEAN}, None, IMAGES),
-    "llava_next": (_tiny("llava_next", image_token_index=IMAGE),
-                   {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56},
-                    "image_grid_pinpoints": TINY["llava_next"]["image_grid_pinpoints"], **_MEAN}, None, IMAGES),
-    "idefics3": (_tiny("idefics3", image_token_id=IMAGE), {**_SHUFFLED, **_MEAN}, None, IMAGES),
-    "smolvlm": (_tiny("smolvlm", image_token_id=IMAGE), {**_SHUFFLED, **_MEAN}, None, PICTURES),
-    "internvl": (_tiny("internvl", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
-    "internvl-llama": (_tiny("internvl-llama", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
-    "internvl-qwen3": (_tiny("internvl-qwen3", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
-    "internvl-qwen3_moe": (_tiny("internvl-qwen3_moe", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
-    "mistral3": (_tiny("mistral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
-    "mistral3-ministral3": (_tiny("mistral3-ministral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
-    "qwen2_vl": (_tiny("qwen2_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
-    "qwen2_5_vl": (_tiny("qwen2_5_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
-    "qwen3_vl": (
-        _tiny("qwen3_vl", vision_start_token_id=1, **_QWEN_IDS), {"patch_size": 14, **_QWEN_IMAGES},
-        {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}, **_MEAN,
-         "do_sample_frames": False}, PICTURES,
+ALIKE = (
+    *(
+        "llava_onevision-llama3",
+        "glm46v",
+        "idefics3",
+        "internvl-qwen3",
+        "mistral3",
+        "qwen2_audio",
+        "qwen3_5_moe",
     ),
-    "qwen3_vl_moe": (
-        _tiny("qwen3_vl_moe", vision_start_token_id=1, **_QWEN_IDS), {"patch_size": 14, **_QWEN_IMAGES},
-        {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}, **_MEAN,
-         "do_sample_frames": False}, PICTURES,
-    ),
-    "qwen3_5": (
-        _tiny("qwen3_5", vision_start_token_id=1, **_QWEN_IDS), {"patch_size": 14, **_QWEN_IMAGES},
-        {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}, **_MEAN,
-         "do_sample_frames": False}, PICTURES,
-    ),
-    "qwen3_5_moe": (
-        _tiny("qwen3_5_moe", vision_start_token_id=1, **_QWEN_IDS), {"patch_size": 14, **_QWEN_IMAGES},
-        {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}, **_MEAN,
-         "do_sample_frames": False}, PICTURES,
-    ),
-    "qwen2_audio": (
-        {**_tiny("qwen2_audio", audio_token_index=SOUND),
-         "audio_config": {**TINY["qwen2_audio"]["audio_config"], "max_source_positions": 50}},
-        {"feature_size": 8, "chunk_length": 1}, None, SOUNDS),
-    "audioflamingo3": (
-        {**_tiny("audioflamingo3", audio_token_id=SOUND),
-         "audio_config": {**TINY["audioflamingo3"]["audio_config"], "max_source_positions": 50}},
-        {"feature_extractor": {"feature_size": 8, "chunk_length": 1}, "max_audio_len": 4}, None, LONG_SOUNDS),
-}  # fmt: skip
-"""(config.json, preprocessor_config.json, video_preprocessor_config.json, samples by name) by family."""
-ALIKE = ("llava_onevision-llama3", "idefics3", "internvl-qwen3", "mistral3", "qwen2_audio", "qwen3_5_moe")
+)
 """Those whose ranks do nothing that another's do not."""
 ON_RANKS = [pytest.param(name, marks=pytest.mark.layouts) if name in ALIKE else name for name in SETTINGS]
 """Families for tests with several ranks, of which `make test` needs not all."""
@@ -244,10 +150,10 @@ class Conversation:
         ]
         ids, labels = words(3), [-100] * 3
         for medium in self.media:
-            is_video_token = medium.kind == "video" and adapter.family not in ("internvl", "smolvlm")
+            is_video_token = medium.kind == "video" and adapter.family not in OF_IMAGE_TOKENS
             token = SOUND if medium.kind == "audio" else VIDEO if is_video_token else IMAGE
-            # Qwen3-VL writes the time before each frame pair of a video.
-            is_timed = adapter.family.startswith("qwen3") and medium.kind == "video"
+            # Qwen3-VL and GLM-4.1V write the time of each frame pair of a video.
+            is_timed = adapter.family.startswith(("qwen3", "glm")) and medium.kind == "video"
             apart = medium.grid.num_tiles if is_timed else 1
             if adapter.family == "mistral3":
                 # Something stands behind each row of features.
@@ -314,6 +220,14 @@ def hugging_face(conversation):
     arguments = {"input_ids": torch.tensor([conversation.ids]), "labels": torch.tensor([conversation.labels])}
     if media:
         arguments.update(globals()[f"_{adapter.family}"](adapter, media))
+    if "mm_token_type_ids" in arguments:
+        # 1 where an image's features go, 2 where a video's do.
+        has_videos = "video_grid_thw" in arguments
+        kinds = iter(
+            1 + (m.kind == "video" and has_videos) for m in media for _ in range(m.grid.num_features)
+        )
+        types = [next(kinds) if token in (IMAGE, VIDEO) else 0 for token in conversation.ids]
+        arguments["mm_token_type_ids"] = torch.tensor([types])
     return arguments
 
 
@@ -402,15 +316,16 @@ def _mistral3(adapter, media):
     return dict(PixtralImageProcessorPil(**_fields(adapter))(images, patch_size=side, return_tensors="pt"))
 
 
-def _patches(adapter, media, video_processor):
-    """Arguments of a model of the Qwen-VL kind; `video_processor` is the class that reads its videos."""
+def _patches(adapter, media, video_processor, image_processor=None):
+    """Arguments of a model of the Qwen-VL kind, by the classes that read its videos and images."""
     from transformers import Qwen2VLImageProcessorPil
 
+    image_processor = image_processor or Qwen2VLImageProcessorPil
     found = {}
     images = [medium.pictures[0] for medium in media if medium.kind == "image"]
     videos = [_frames(medium) for medium in media if medium.kind == "video"]
     if images:
-        found.update(Qwen2VLImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
+        found.update(image_processor(**_fields(adapter))(images, return_tensors="pt"))
     if videos:
         processor = video_processor(**_fields(adapter, "video_preprocessor_config"))
         found.update(processor(videos, return_tensors="pt", do_sample_frames=False))
@@ -436,6 +351,25 @@ def _qwen2_5_vl(adapter, media):
     seconds = [2 / medium.fps for medium in media if medium.kind == "video"]
     found = _qwen2_vl(adapter, media)
     return {**found, "second_per_grid_ts": torch.tensor(seconds)} if seconds else found
+
+
+def _glm4v(adapter, media):
+    from transformers import Glm4vImageProcessorPil, Glm4vVideoProcessor
+
+    def read(media):
+        return _patches(adapter, media, Glm4vVideoProcessor, Glm4vImageProcessorPil)
+
+    if len({medium.kind for medium in media}) == 1:
+        return read(media)
+    # Its model takes images or videos. A frame pair is to it as an image, at the same positions.
+    parts = [list(read([medium]).values())[:2] for medium in media]
+    grids = [[1, h, w] for _, grid in parts for t, h, w in grid.tolist() for _ in range(t)]
+    pixels = torch.cat([pixels for pixels, _ in parts])
+    return {"pixel_values": pixels, "image_grid_thw": torch.tensor(grids), "mm_token_type_ids": None}
+
+
+def _glm46v(adapter, media):
+    return _glm4v(adapter, media)
 
 
 def _qwen2_audio(adapter, media):
@@ -475,9 +409,6 @@ def pretrained(adapter, directory, seed):
 def loss_of(model, conversation):
     """Sum of the loss over the label tokens of one sample, by the model's own `labels=`, a mean over them."""
     arguments = hugging_face(conversation)
-    if "mm_token_type_ids" in arguments:
-        kinds = [{IMAGE: 1, VIDEO: 2}.get(token, 0) for token in conversation.ids]
-        arguments["mm_token_type_ids"] = torch.tensor([kinds])
     return conversation.num_targets * model(**arguments, use_cache=False).loss
 
 

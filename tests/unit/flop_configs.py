@@ -71,6 +71,22 @@ QWEN35_TEXT = {
 }
 PIXTRAL = {name: value for name, value in TILES.items() if name != "image_size"}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GLM_VISION = {
+    **PATCHES,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "out_hidden_size": 48,
+    "image_size": 28,
+}
+GLM_TEXT = {
+    **VL_TEXT,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 1, 0],
+    },
+}
 CONFIGS = {
     "llava_onevision": {
         "model_type": "llava_onevision",
@@ -190,6 +206,12 @@ CONFIGS = {
             "model_type": "qwen3_5_moe_text",
             "shared_expert_intermediate_size": 20,
         },
+    },
+    "glm4v": {"model_type": "glm4v", "vision_config": GLM_VISION, "text_config": GLM_TEXT},
+    "glm46v": {
+        "model_type": "glm46v",
+        "vision_config": {**GLM_VISION, "attention_bias": True},
+        "text_config": GLM_TEXT,
     },
     "qwen2_audio": {"model_type": "qwen2_audio", "audio_config": SOUND, "text_config": QWEN2},
     "audioflamingo3": {"model_type": "audioflamingo3", "audio_config": LONG_SOUND, "text_config": QWEN2},

@@ -359,7 +359,44 @@ and not (message.content.startswith('<tool_response>') and message.content.endsw
 {%- endif %}
 """
 
-# name: template, content of every turn ("text" or "list"), marks, bos, eos, whether bos is added.
+# zai-org/GLM-4.1V-9B-Thinking: contents of users are lists, those of others texts.
+GLM_4_1V = """\
+[gMASK]<sop>
+{%- for msg in messages %}
+    {%- if msg.role == 'system' %}
+<|system|>
+{{ msg.content }}
+    {%- elif msg.role == 'user' %}
+<|user|>{{ '\\n' }}
+        {%- if msg.content is string %}
+{{ msg.content }}
+        {%- else %}
+            {%- for item in msg.content %}
+                {%- if item.type == 'video' or 'video' in item %}
+<|begin_of_video|><|video|><|end_of_video|>
+                {%- elif item.type == 'image' or 'image' in item %}
+<|begin_of_image|><|image|><|end_of_image|>
+                {%- elif item.type == 'text' %}
+{{ item.text }}
+                {%- endif %}
+            {%- endfor %}
+        {%- endif %}
+    {%- elif msg.role == 'assistant' %}
+        {%- if msg.metadata %}
+<|assistant|>{{ msg.metadata }}
+{{ msg.content }}
+        {%- else %}
+<|assistant|>
+{{ msg.content }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{% if add_generation_prompt %}<|assistant|>
+{% endif %}
+"""
+
+# name: template, content of every turn ("text" or "list"; "list of users": of others text), marks, bos, eos, whether bos is
+# added.
 TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str | None, bool]] = {
     "qwen2": (QWEN2, "text", LLAVA_MARKS, None, "<|im_end|>", False),
     "qwen2_5": (QWEN2_5, "text", LLAVA_MARKS, None, "<|im_end|>", False),
@@ -405,6 +442,14 @@ TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str
         False,
     ),
     "qwen3": (QWEN3, "text", LLAVA_MARKS, None, "<|im_end|>", False),
+    "glm_4_1v": (
+        GLM_4_1V,
+        "list of users",
+        [("image", "<|image|>", "<|image|>"), ("video", "<|video|>", "<|image|>")],
+        None,
+        "<|endoftext|>",
+        False,
+    ),
     "llava_generation": (LLAVA_GENERATION, "list", LLAVA_MARKS, "<s>", "</s>", True),
     "chatml_generation": (CHATML_GENERATION, "text", LLAVA_MARKS, None, "<|im_end|>", False),
 }

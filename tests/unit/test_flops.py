@@ -20,7 +20,10 @@ from transformers import (
 
 import dflop.models.packing
 from dflop._native import testing
+from dflop.models.families.glm4v import embed as embed_glm
+from dflop.models.families.glm4v import project as project_glm
 from dflop.models.families.mistral3 import embed as embed_patches
+from dflop.models.patch_layout import Geometry, lay_out
 from dflop.models.towers import backbone_of, inner_tower
 
 SHUFFLED = ("idefics3", "smolvlm")
@@ -75,7 +78,7 @@ def encoder_layers(name, tower):
         return tower.layers
     if name.startswith("mistral3"):
         return tower.transformer.layers
-    return tower.blocks if name.startswith("qwen") else tower.encoder.layers
+    return tower.blocks if is_native(name) else tower.encoder.layers
 
 
 OF_SOUND = {
@@ -92,7 +95,7 @@ def tile_tokens(name):
 
 def is_native(name):
     """Whether pictures keep their own size."""
-    return name.startswith("qwen") and "audio" not in name
+    return name.startswith(("qwen", "glm")) and "audio" not in name
 
 
 def encoder_layer(name, is_window=False, segments=None):
@@ -127,6 +130,11 @@ def encoder_embedding(name):
         return Ran(run, torch.randn(3, 10, 24), False, [12] * 3, parts)
     if is_native(name):
         patches = torch.randn(24, 3 * 2 * 7 * 7)
+        if name.startswith("glm"):
+            points = lay_out([(1, 4, 4), (1, 2, 4)], Geometry(2, 7, None, 4, True), torch.device("cpu"))
+            run = functools.partial(embed_glm, tower, patches=points, geometry=Geometry(2, 7, None, 4))
+            parts = [tower.patch_embed, tower.post_conv_layernorm, tower.embeddings]
+            return Ran(run, patches, False, [16, 8], parts)
         if name.startswith("qwen3"):
             places, shares = torch.randint(0, 16, (24, 4)), torch.rand(24, 4, 1)
 
@@ -157,6 +165,9 @@ def projector(name):
     model = build(name)
     tower = encoder_tower(model)
     if is_native(name):
+        if name.startswith("glm"):
+            parts = [tower.post_layernorm, tower.downsample, tower.merger]
+            return Ran(functools.partial(project_glm, tower), torch.randn(24, 32), True, [16, 8], parts)
         mergers = [tower.merger, *getattr(tower, "deepstack_merger_list", [])]
 
         def merge(hidden):
@@ -375,19 +386,24 @@ def kept_bytes(ran, dtype):
     return sum(kept.values())
 
 
-def kept_besides(name, segments, dtype):
-    """What a layer of Qwen3.5 with full attention keeps besides on a CPU, or in float32."""
+def kept_besides(name, ran, dtype):
+    """What a layer with attention keeps besides on a CPU, or in float32.
+
+    GLM and Qwen3.5 put the rotated part of a head and the rest together, head by head. PyTorch's attention gives its
+    result in the order of the queries, so it is copied; packed kernels give it token by token.
+    """
+    text = CONFIGS[name]["text_config"]
+    if name.startswith("glm"):
+        return ran.leaf.numel() * dtype.itemsize
     if not has_linear_attention(name):
         return 0
-    text = CONFIGS[name]["text_config"]
     queries = text["num_attention_heads"] * text["head_dim"]
-    # Attention's result is copied, since queries were put together head by head; the packed kernel's is not.
     rows = queries * dtype.itemsize
     if dtype == torch.float32:
         # No copy is made for the norm of the queries: the gates, which came of the same product, are kept too.
         rows += queries * dtype.itemsize
     # One more than the weight of each of four norms, whatever the number of tokens.
-    return sum(segments) * rows + 4 * 2 * (text["hidden_size"] + text["head_dim"])
+    return sum(ran.segments) * rows + 4 * 2 * (text["hidden_size"] + text["head_dim"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -444,7 +460,7 @@ def test_an_llm_layer_keeps_what_the_rule_says(name, dtype):
     )
     try:
         layer.to(dtype)
-        assert kept_bytes(ran, dtype) == ours + kept_besides(name, ran.segments, dtype)
+        assert kept_bytes(ran, dtype) == ours + kept_besides(name, ran, dtype)
     finally:
         layer.to(torch.float32)
         build(name).config.text_config._experts_implementation = "eager"

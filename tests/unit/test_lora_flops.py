@@ -84,6 +84,6 @@ def test_a_layer_keeps_what_the_rule_says(name, dtype):
         ours = testing.module_activation_bytes(
             json.dumps(CONFIGS[name]), "llm_layer", ran.segments, value_bytes=dtype.itemsize, lora_rank=RANK
         )
-        assert kept_bytes(ran, dtype) == ours + kept_besides(name, ran.segments, dtype)
+        assert kept_bytes(ran, dtype) == ours + kept_besides(name, ran, dtype)
     finally:
         text._experts_implementation = "eager"

@@ -27,7 +27,8 @@ from torch.nn.functional import cross_entropy
 from dflop import ProfileError
 from dflop.models.families.mistral3 import bounds_of
 from dflop.models.packing import PACKED, PACKED_ENCODER
-from dflop.models.patches import lay_out, merge
+from dflop.models.patch_layout import lay_out
+from dflop.models.patches import merge
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
 from dflop.models.towers import backbone_of
@@ -36,7 +37,10 @@ from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
-QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moeglm4v", "glm46v")
+"""Families whose pictures are patches, with M-RoPE."""
+ONE_GATE = ("glm4v", "glm46v")
+"""Families whose MLP has one map for gate and up."""
 # (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
 PICTURES = [(1, 10, 6), (2, 4, 12)]
 
@@ -109,8 +113,10 @@ def encoder_inputs(name, model):
     inner = model.model
     if name in QWEN_VL:
         patches_TC = torch.randn(sum(math.prod(picture) for picture in PICTURES), 3 * 2 * 14 * 14)
+        # As GLM's model does with videos, one grid a frame pair.
+        frames = torch.tensor([(1, *sides) for pairs, *sides in PICTURES for _ in range(pairs)])
         with torch.no_grad():
-            found = inner.visual(patches_TC, torch.tensor(PICTURES))
+            found = inner.visual(patches_TC, frames)
         return patches_TC, torch.cat([found.pooler_output, *found.get("deepstack_features", [])], dim=1)
     if name in OF_SOUND:
         mel_NBF = torch.randn(2, 8, 40)
@@ -260,6 +266,7 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
     [
         ("internvl", 8_075_365_376),
         ("smolvlm", 2_246_784_880),
+        ("glm4v", 10_292_777_472),
         ("qwen2_vl", 8_291_375_616),
         ("qwen2_5_vl", 8_292_166_656),
         ("qwen3_vl", 8_767_123_696),
@@ -275,11 +282,17 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     pieces = {piece.name: piece for piece in load_pieces(directory)}
     assert num_parameters(pieces) == published
     counts = {piece.name: piece.count for piece in pieces.values() if piece.count > 1}
-    layers = {"internvl": 24, "smolvlm": 27, "qwen2_5_vl": 4, "qwen3_vl": 27, "qwen3_vl_moe": 27}.get(
-        name, 32
-    )
+    layers = {
+        "internvl": 24,
+        "glm4v": 24,
+        "smolvlm": 27,
+        "qwen2_5_vl": 4,
+        "qwen3_vl": 27,
+        "qwen3_vl_moe": 27,
+    }.get(name, 32)
     windows = {"encoder_window_layer": 28} if name == "qwen2_5_vl" else {}
     backbone = {
+        "glm4v": 40,
         "smolvlm": 24,
         "qwen2_vl": 28,
         "qwen2_5_vl": 28,
@@ -343,15 +356,16 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
         trained = {key for key, value in module.named_parameters() if value.grad is not None}
         adapters = {key for key, value in module.named_parameters() if "lora_" in key}
         assert trained == adapters == {key for key, value in module.named_parameters() if value.requires_grad}
-        # A and B on seven maps of three layers; experts have none.
-        maps = 3 * (4 if name in WITH_EXPERTS else 7)
+        # A and B on seven maps of three layers; experts have none, and GLM has one map for gate and up.
+        maps = 3 * (4 if name in WITH_EXPERTS else 6 if name in ONE_GATE else 7)
         if name.startswith("qwen3_5"):
             # Linear attention has five maps instead of four. What all tokens read beside experts has four.
             maps += 2 + (3 * 4 if name in WITH_EXPERTS else 0)
         assert len(adapters) == (2 * maps if part == "llm_layer" else 0)
     base, with_adapters = pieces["llm_layer"].build(WHOLE), pieces["llm_layer"].build(lora)
-    # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96.
-    added = 3 * 3 * (2 * 96 + 2 * 72 + (0 if name in WITH_EXPERTS else 3 * 144))
+    # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96; gate and up in one: 48 + 192.
+    mlp = 0 if name in WITH_EXPERTS else 240 + 144 if name in ONE_GATE else 3 * 144
+    added = 3 * 3 * (2 * 96 + 2 * 72 + mlp)
     if name.startswith("qwen3_5"):
         # One layer has queries with gates, two have queries, keys and values, gates, two numbers a head, and the sum.
         added = 3 * (144 + 2 * 72 + 96 + 2 * (104 + 72 + 2 * 52 + 72))
@@ -393,11 +407,9 @@ def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
         assert kind.is_causal
         module = pieces["llm_layer"].build(settings)
         layer = module.layers[0]
-        found = (
-            layer.self_attn.q_proj.out_features,
-            layer.self_attn.k_proj.out_features,
-            layer.mlp.gate_proj.out_features,
-        )
+        first = layer.mlp.gate_up_proj if name in ONE_GATE else layer.mlp.gate_proj
+        width = first.out_features // (1 + (name in ONE_GATE))
+        found = (layer.self_attn.q_proj.out_features, layer.self_attn.k_proj.out_features, width)
         assert found == shape
     assert pieces["llm_embedding"].build(half).embed_tokens.weight.shape == (150, 48)
     assert pieces["llm_head"].build(half).lm_head.weight.shape == (150, 48)

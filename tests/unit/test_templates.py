@@ -52,6 +52,8 @@ SPECIAL = [
         "<|audio_eos|>",
     ),
     *("<sound>", "<img>", "</img>", "<IMG_CONTEXT>", "<end_of_utterance>"),
+    *("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|image|>", "<|video|>"),
+    *("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"),
 ]
 
 
@@ -200,7 +202,7 @@ def as_messages(turns: list[dict], content: str, marks: list[tuple[str, str, str
     placeholder = {kind: text for kind, text, _ in marks}
     messages = []
     for turn in turns:
-        if content == "text":
+        if content == "text" or content == "list of users" and turn["role"] != "user":
             text = "".join(placeholder.get(part, part) for part in turn["parts"])
             messages.append({"role": turn["role"], "content": text})
         else:
@@ -235,13 +237,16 @@ def expected_labels(
         if turn["role"] != "assistant":
             continue
         # Only templates that write contents as they are come here, and each answer ends at a special token.
-        end = re.compile(re.escape(text) + r"(?=<\|im_end\|>|</s>|<\|eot_id\|>|<end_of_utterance>)")
+        end = re.compile(
+            re.escape(text) + r"(?=<\|im_end\|>|</s>|<\|eot_id\|>|<end_of_utterance>|<\|user\|>|$)"
+        )
         while True:
             found = end.search(encoded_text, at)
             assert found is not None
             header = encoded_text[: found.start()]
             if re.search(
-                r"(assistant\n|assistant<\|end_header_id\|>\n\n|ASSISTANT: |Assistant: |\[/INST\] )$", header
+                r"(assistant\n|assistant<\|end_header_id\|>\n\n|ASSISTANT: |Assistant: |\[/INST\] |<\|assistant\|>\n)$",
+                header,
             ):
                 break
             at = found.start() + 1

@@ -60,7 +60,30 @@ _LINEAR = {
         "mrope_interleaved": True,
     },
 }
+_GLM = {
+    "vision_config": {
+        **_PATCHES,
+        "hidden_size": 32,
+        "out_hidden_size": 48,
+        "intermediate_size": 40,
+        # A grid of 6 x 6 learnt positions.
+        "image_size": 84,
+    },
+    "text_config": {
+        **TEXT,
+        "model_type": "glm4v_text",
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 1, 1],
+        },
+    },
+    "tie_word_embeddings": False,
+}
 TINY = {
+    "glm4v": _GLM,
+    "glm46v": {**_GLM, "vision_config": {**_GLM["vision_config"], "attention_bias": True, "depth": 2}},
     "internvl": {
         "vision_config": _INTERNVIT,
         "text_config": {**TEXT, "model_type": "qwen2"},
@@ -250,6 +273,33 @@ _QWEN_7B = {
 }
 _MROPE_128 = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 REAL = {
+    # zai-org/GLM-4.1V-9B-Thinking and GLM-4.6V-Flash.
+    "glm4v": {
+        "vision_config": {
+            "depth": 24,
+            "hidden_size": 1536,
+            "out_hidden_size": 4096,
+            "num_heads": 12,
+            "intermediate_size": 13696,
+            "image_size": 336,
+        },
+        "text_config": {
+            "model_type": "glm4v_text",
+            "hidden_size": 4096,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "vocab_size": 151552,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [8, 12, 12],
+            },
+        },
+        "tie_word_embeddings": False,
+    },
     # OpenGVLab/InternVL2_5-8B in Hugging Face's form: InternViT-300M and InternLM2.5-7B, which is a Llama.
     "internvl": {
         "vision_config": {

@@ -117,6 +117,9 @@ pub struct Projector {
     pub reduced_width: Option<u64>,
     /// Inner width, where it is two products with an activation between them.
     pub inner_width: Option<u64>,
+    /// Inner width of a gated MLP, where merged tokens go through a product with a bias, one without, a layer norm and an
+    /// activation before it, all of them as wide as the backbone.
+    pub gated_width: Option<u64>,
     /// Whether its products have biases.
     pub has_bias: bool,
     /// Parameters beside: a newline.
@@ -208,6 +211,10 @@ pub struct Llm {
     pub has_output_gate: bool,
     /// Those of its layers that have linear attention; `None`: no layer has.
     pub linear: Option<LinearAttention>,
+    /// Whether the first two products of the MLP are one.
+    pub has_one_gate_product: bool,
+    /// Whether what attention and MLP add goes through an RMS norm of its own.
+    pub has_norm_after: bool,
 }
 
 /// A model.

@@ -116,9 +116,12 @@ impl Llm {
 
     /// From the sum with what came in to the end of the layer.
     fn after_attention(&self) -> Vec<Operation> {
-        let mut operations = each(vec![residual(self.width), Kind::Norm(self.norm, self.width)]);
+        let after = || self.has_norm_after.then_some(Kind::Norm(self.norm, self.width));
+        let between = [residual(self.width), Kind::Norm(self.norm, self.width)];
+        let mut operations = each(after().into_iter().chain(between).collect());
         match self.experts {
             Some(experts) => operations.extend(experts.operations(self.width)),
+            None if self.has_one_gate_product => operations.extend(each(self.mlp_of_one_product())),
             None => {
                 operations.extend(each(mlp(
                     MlpKind::Gated,
@@ -129,8 +132,18 @@ impl Llm {
                 )));
             }
         }
-        operations.push(Operation { rows: Rows::EACH, kind: residual(self.width) });
+        operations.extend(each(after().into_iter().chain([residual(self.width)]).collect()));
         operations
+    }
+
+    /// A gated MLP whose two first products are one: their gradients are put side by side.
+    fn mlp_of_one_product(&self) -> Vec<Kind> {
+        let (width, inner) = (self.width, self.mlp_width);
+        vec![
+            matrix(width, 2 * inner, 0, true, Cut::Outputs),
+            cut_pass(pass(inner, 5, 13, 3, 2, 4)),
+            matrix(inner, width, 0, true, Cut::Inputs),
+        ]
     }
 
     pub(super) fn head(&self) -> Module {

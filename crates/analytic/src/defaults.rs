@@ -222,3 +222,25 @@ pub(super) const AUDIOFLAMINGO3: &[(&str, u64)] = &[
     ("num_mel_bins", 128),
     ("max_source_positions", 1_500),
 ];
+/// `Glm4vVisionConfig` (`models/glm4v/configuration_glm4v.py`).
+pub(super) const GLM4V_VISION: &[(&str, u64)] = &[
+    ("depth", 24),
+    ("hidden_size", 1_536),
+    ("intermediate_size", 13_696),
+    ("num_heads", 12),
+    ("in_channels", 3),
+    ("image_size", 336),
+    ("patch_size", 14),
+    ("spatial_merge_size", 2),
+    ("temporal_patch_size", 2),
+    ("out_hidden_size", 4_096),
+];
+/// `Glm4vTextConfig`.
+pub(super) const GLM4V_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 151_552),
+    ("hidden_size", 4_096),
+    ("intermediate_size", 13_696),
+    ("num_hidden_layers", 40),
+    ("num_attention_heads", 32),
+    ("num_key_value_heads", 2),
+];

@@ -25,6 +25,7 @@ mod measured;
 mod modules;
 mod operations;
 mod pass;
+mod projector;
 mod read;
 mod roofline;
 mod utilization;

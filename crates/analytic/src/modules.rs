@@ -156,57 +156,6 @@ impl Architecture {
         let shared = if self.llm.is_tied { self.llm.vocabulary * self.llm.width } else { 0 };
         all - shared
     }
-
-    /// What stands after the encoder's layers: its last norm, pooling or merging, products.
-    fn projector(&self) -> Module {
-        let (encoder, projector) = (&self.encoder, &self.projector);
-        let single =
-            Rows { dropped: projector.num_dropped_tokens, merged: projector.pooled_tokens, ..Rows::EACH };
-        let rows = Rows { merged: projector.merged_tokens * projector.pooled_tokens, ..single };
-        let width = encoder.width * projector.merged_tokens;
-        let bias = |outputs: u64| if projector.has_bias { outputs } else { 0 };
-        let mut operations = Vec::new();
-        if let Some((kind, is_merged)) = projector.norm {
-            let (norm_rows, norm_width) = if is_merged { (rows, width) } else { (single, encoder.width) };
-            operations.push(Operation { rows: norm_rows, kind: Kind::Norm(kind, norm_width) });
-        }
-        let hidden = self.llm.width;
-        if let Some(reduced) = projector.reduced_width {
-            operations.push(product(rows, width, reduced, 0));
-        }
-        let width = projector.reduced_width.unwrap_or(width);
-        match projector.inner_width {
-            None => operations.push(product(rows, width, hidden, bias(hidden))),
-            Some(inner) => operations.extend([
-                product(rows, width, inner, bias(inner)),
-                Operation { rows, kind: activation(inner, 1) },
-                product(rows, inner, hidden, bias(hidden)),
-            ]),
-        }
-        for _ in 0..projector.num_deep_layers {
-            let inner = projector.inner_width.unwrap_or(width);
-            operations.extend([
-                Operation { rows, kind: Kind::Norm(NormKind::Layer, width) },
-                product(rows, width, inner, bias(inner)),
-                Operation { rows, kind: activation(inner, 1) },
-                product(rows, inner, hidden, bias(hidden)),
-            ]);
-        }
-        let unread_layers = encoder.num_unread_layers * encoder.layer(false).num_parameters();
-        Module {
-            name: "projector",
-            count: 1,
-            operations,
-            num_table_parameters: projector.num_table_parameters
-                + encoder.num_unread_parameters
-                + unread_layers,
-            has_input_gradient: true,
-            ends_with_lookup: false,
-            input_width: encoder.width,
-            unit_tokens: encoder.segment_tokens.unwrap_or(encoder.unit_tokens),
-            segment_tokens: encoder.segment_tokens,
-        }
-    }
 }
 
 impl Encoder {
@@ -249,7 +198,7 @@ impl Encoder {
         }
     }
 
-    fn layer(&self, is_window: bool) -> Module {
+    pub(super) fn layer(&self, is_window: bool) -> Module {
         let width = self.width;
         let attention = Attention {
             num_heads: self.num_heads,
@@ -306,7 +255,7 @@ pub(super) fn each(kinds: Vec<Kind>) -> Vec<Operation> {
     kinds.into_iter().map(|kind| Operation { rows: Rows::EACH, kind }).collect()
 }
 
-fn product(rows: Rows, inputs: u64, outputs: u64, num_biases: u64) -> Operation {
+pub(super) fn product(rows: Rows, inputs: u64, outputs: u64, num_biases: u64) -> Operation {
     Operation { rows, kind: matrix(inputs, outputs, num_biases, true, Cut::Whole) }
 }
 

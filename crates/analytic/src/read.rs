@@ -9,6 +9,7 @@ use crate::error::AnalyticError;
 use crate::fields::Section;
 use serde_json::Value;
 
+mod glm4v;
 mod idefics3;
 mod mistral3;
 mod qwen3;
@@ -17,7 +18,9 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 16] = [
+pub const FAMILIES: [&str; 18] = [
+    "glm4v",
+    "glm46v",
     "idefics3",
     "smolvlm",
     "llava_onevision",
@@ -51,6 +54,7 @@ impl Architecture {
         match found {
             "llava_onevision" => llava(config, "llava_onevision"),
             "llava" | "llava_next" => llava(config, found),
+            "glm4v" | "glm46v" => glm4v::read(config, found),
             "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),
@@ -141,6 +145,8 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
         rotated_size: head_size,
         has_output_gate: false,
         linear: None,
+        has_one_gate_product: false,
+        has_norm_after: false,
     })
 }
 
@@ -253,6 +259,7 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
         num_dropped_tokens: u64::from(drops_class),
         reduced_width: None,
         inner_width: Some(llm.width),
+        gated_width: None,
         has_bias: whole.flag("multimodal_projector_bias", true)?,
         num_table_parameters: if is_one_vision || is_next { llm.width } else { 0 },
         num_deep_layers: 0,
@@ -318,6 +325,7 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
         num_dropped_tokens: 1,
         reduced_width: None,
         inner_width: Some(llm.width),
+        gated_width: None,
         has_bias: true,
         num_table_parameters: 0,
         num_deep_layers: 0,
@@ -385,6 +393,7 @@ fn qwen_vl(config: &Value, is_2_5: bool) -> Result<Architecture, AnalyticError> 
         num_dropped_tokens: 0,
         reduced_width: None,
         inner_width: Some(merge * merge * width),
+        gated_width: None,
         has_bias: true,
         num_table_parameters: 0,
         num_deep_layers: 0,

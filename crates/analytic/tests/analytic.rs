@@ -240,13 +240,15 @@ fn every_model_is_estimated_with_adapters() {
             let linear = 5 * llm.width + mixed + 2 * values + 2 * one.num_value_heads;
             (one.num_layers * linear + (llm.num_layers - one.num_layers) * full) / llm.num_layers
         });
+        // Where one map is for gate and up, one A is too.
+        let num_inputs = if llm.has_one_gate_product { 2 } else { 3 };
         let mlp = match llm.experts {
             // The expert that all tokens read, and its gate.
             Some(experts) if experts.shared_width > 0 => {
                 3 * (llm.width + experts.shared_width) + llm.width + 1
             }
             Some(_) => 0,
-            None => 3 * (llm.width + llm.mlp_width),
+            None => num_inputs * llm.width + 3 * llm.mlp_width,
         };
         let (base, layer) = (&profile.modules["llm_layer"], of_rank(16).next().unwrap());
         assert_eq!(layer.tensor_parallel_degree, 1);
@@ -459,7 +461,7 @@ fn fields_that_transformers_fills_in_are_filled_in() {
     let refused = |change: Value| Architecture::from_config(&change).unwrap_err().to_string();
     assert_eq!(
         refused(json!({"model_type": "bert"})),
-        "config.json: `model_type` is `bert`, known are idefics3, smolvlm, llava_onevision, llava, llava_next, internvl, internvl_chat, mistral3, \
+        "config.json: `model_type` is `bert`, known are glm4v, glm46v, idefics3, smolvlm, llava_onevision, llava, llava_next, internvl, internvl_chat, mistral3, \
          qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_audio, audioflamingo3"
     );
     assert_eq!(

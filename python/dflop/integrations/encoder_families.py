@@ -113,6 +113,15 @@ class PatchTower(TileTower):
         return BaseModelOutputWithPooling(pooler_output=features)  # type: ignore[arg-type]
 
 
+class GlmTower(PatchTower):
+    """GLM-4.1V and 4.6V: the MLP of a block is as wide as the features."""
+
+    def widths(self) -> tuple[int, int]:
+        """As of the base class."""
+        vision = self.config.vision_config
+        return int(vision.hidden_size), int(vision.out_hidden_size) * 3
+
+
 class PlainPatchTower(PatchTower):
     """Qwen3.5: blocks with a plain MLP, whose width stands in the configuration."""
 
@@ -220,6 +229,8 @@ class PictureTower(TileTower):
 
 
 TOWERS: dict[str, type[TileTower]] = {
+    "glm4v": GlmTower,
+    "glm46v": GlmTower,
     "llava": SquareTower,
     "llava_next": OneKindTower,
     "llava_onevision": TileTower,

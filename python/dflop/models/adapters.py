@@ -27,7 +27,7 @@ _BASE = ".base_layer"
 _ADAPTER = ".default"
 """The name that peft gives to the only adapter of a model, in names of parameters; its files leave it out."""
 _MERGERS = "deepstack_merger_list"
-PROJECTORS = ("multi_modal_projector", "connector", "merger", _MERGERS)
+PROJECTORS = ("multi_modal_projector", "connector", "merger", "downsample", _MERGERS)
 """Modules that train besides the adapters and that peft saves. It cannot save single parameters."""
 
 

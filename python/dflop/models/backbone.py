@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_5_moe_text")
 """`model_type` of the backbones whose layers have experts in place of the MLP."""
+WITH_NORMS_AFTER = ("glm4v_text",)
+"""`model_type` of the backbones that have one map for gate and up, and norms after attention and MLP."""
 TEXT_MODELS = (
     "llama",
     "ministral3",
@@ -44,6 +46,7 @@ TEXT_MODELS = (
     "qwen3_5_text",
     "qwen3_vl_text",
     *WITH_EXPERTS,
+    *WITH_NORMS_AFTER,
 )
 """`model_type` of the backbones whose layers `LlmStage` can call."""
 
@@ -171,19 +174,22 @@ def layer_plan(text: Any) -> LayerPlan:
     heads = ("text_config.num_attention_heads", text.num_attention_heads)
     few = ("text_config.num_key_value_heads", text.num_key_value_heads)
     width = ("text_config.intermediate_size", text.intermediate_size)
+    has_after = text.model_type in WITH_NORMS_AFTER
+    # One map for both is cut in each of its halves.
+    first = (("gate_up_proj", 2),) if has_after else (("gate_proj", 1), ("up_proj", 1))
+    after = ("post_self_attn_layernorm", "post_mlp_layernorm") if has_after else ()
     return LayerPlan(
         cuts=(
             Cut("self_attn.q_proj", *heads),
             Cut("self_attn.k_proj", *few, may_repeat=True),
             Cut("self_attn.v_proj", *few, may_repeat=True),
             Cut("self_attn.o_proj", *heads, by_input=True),
-            Cut("mlp.gate_proj", *width),
-            Cut("mlp.up_proj", *width),
+            *(Cut(f"mlp.{name}", *width, num_blocks=blocks) for name, blocks in first),
             Cut("mlp.down_proj", *width, by_input=True),
         ),
         entries=("self_attn", "mlp"),
         # Norms over single heads run on a rank's own heads: they too have only a summand of their gradients.
-        between=("input_layernorm", "post_attention_layernorm", *norms_of_heads(text)),
+        between=("input_layernorm", "post_attention_layernorm", *after, *norms_of_heads(text)),
     )
 
 

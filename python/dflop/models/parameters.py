@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 # a GPU they are enough to keep it busy, and the copy is small beside its memory.
 _NORM_SIZES = {"cpu": 1 << 16, "cuda": 1 << 24}
 
-# Names of modules and parameters of the projector, over all families; the mergers are Qwen's.
-_PROJECTORS = ("multi_modal_projector", "connector", "merger", "deepstack_merger_list", "image_newline")
+# Names of modules and parameters of the projector, over all families; the mergers are Qwen's and GLM's, and
+# the convolution before GLM's is `downsample`.
+_PROJECTORS = (
+    "multi_modal_projector",
+    "connector",
+    "merger",
+    "downsample",
+    "deepstack_merger_list",
+    "image_newline",
+)
 
 
 def name_seed(seed: int, name: str) -> int:

@@ -9,19 +9,14 @@ Shape letters: see `adapter.py`; C values of a patch, V width of the encoder. An
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers.vision_utils import (
-    get_vision_interpolation_indices_and_weights,
-    get_vision_position_ids,
-    get_vision_window_index,
-)
+import transformers
 
 from dflop.models import media as decoding
 from dflop.models.adapter import EXAMPLE_SIZE, MediaGrid
@@ -29,6 +24,7 @@ from dflop.models.encoder import numbered
 from dflop.models.errors import profile_error
 from dflop.models.family import FamilyAdapter
 from dflop.models.packing import PACKED_ENCODER
+from dflop.models.patch_layout import Geometry, lay_out, reorder, sent
 from dflop.models.processor_files import processor_fields, processor_of_videos, stacked
 from dflop.models.tensor import Cut, LayerPlan
 
@@ -41,130 +37,7 @@ if TYPE_CHECKING:
     from dflop.models.adapter import EncoderInput
     from dflop.models.encoder import EncoderRun
     from dflop.models.media import MediaFile
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How pictures are cut."""
-
-    merge: int
-    """Patches along each side of the square that becomes one feature."""
-    patch_size: int
-    """Side of a patch, in pixels."""
-    window_size: int | None
-    """Side of a window, in pixels; None where the layers have none."""
-    grid_side: int | None = None
-    """Rows, and columns, of the grid of learnt positions; None where positions are only rotations."""
-
-    @property
-    def feature_patches(self) -> int:
-        """How many patches become one feature."""
-        return self.merge**2
-
-    @property
-    def window_side(self) -> int:
-        """Patches along a side of a full window."""
-        assert self.window_size is not None, "asked for where there are windows"
-        return self.window_size // self.merge // self.patch_size * self.merge
-
-    def square(self, tokens: int) -> tuple[int, int, int]:
-        """A picture with so many patches, as close to a square as possible.
-
-        Args:
-            tokens: a multiple of `feature_patches`.
-
-        Returns:
-            (1, rows, columns) in patches.
-        """
-        cells = tokens // self.feature_patches
-        rows = next(rows for rows in range(math.isqrt(cells), 0, -1) if cells % rows == 0)
-        return (1, rows * self.merge, cells // rows * self.merge)
-
-
-@dataclass(frozen=True)
-class Patches:
-    """Where the patches of a microbatch lie."""
-
-    positions_T2: torch.Tensor
-    """Row and column of each patch."""
-    order: torch.Tensor | None
-    """Indices of features, sorted by window; None: there are no windows, and features keep their order."""
-    segments: tuple[int, ...]
-    """Patches of each picture or frame pair."""
-    windows: tuple[int, ...]
-    """Patches of each window."""
-    places_T4: torch.Tensor | None = None
-    """The four learnt positions next to each patch; None: positions are not learnt."""
-    shares_T4: torch.Tensor | None = None
-    """How much each of them counts, float32."""
-
-
-def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device: torch.device) -> Patches:
-    """Where patches lie, computed on the host by Hugging Face's functions; nothing is read from the device.
-
-    Args:
-        pictures: (frame pairs, rows of patches, columns of patches) of each; an image has 1 frame pair.
-        geometry: of the model.
-        device: of the tensors.
-
-    Returns:
-        Positions, order and segments.
-    """
-    found = _lay_out(tuple(pictures), geometry)
-    names = ("positions_T2", "order", "places_T4", "shares_T4")
-    tensors = {name: getattr(found, name) for name in names}
-    return replace(found, **{name: sent(t, device) for name, t in tensors.items() if t is not None})
-
-
-# Cached: recomputation in a backward, and each encoder stage of a rank, need the same microbatch again.
-@functools.lru_cache(maxsize=16)
-def _lay_out(pictures: tuple[tuple[int, int, int], ...], geometry: Geometry) -> Patches:
-    """As `lay_out`, on the CPU."""
-    grid = torch.tensor(pictures)
-    positions_T2 = get_vision_position_ids(grid, geometry.merge)
-    segments = tuple(rows * columns for pairs, rows, columns in pictures for _ in range(pairs))
-    if geometry.window_size is None:
-        if geometry.grid_side is None:
-            return Patches(positions_T2, None, segments, ())
-        learnt = get_vision_interpolation_indices_and_weights(
-            grid, geometry.grid_side, align_corners=True, spatial_merge_size=geometry.merge
-        )
-        return Patches(positions_T2, None, segments, (), *learnt)
-    order, bounds = get_vision_window_index(
-        grid, geometry.merge, window_size=geometry.window_size, patch_size=geometry.patch_size
-    )
-    return Patches(positions_T2, order, segments, tuple(bounds.diff().tolist()))
-
-
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host tensor on another device. Copied from page-locked memory: else the copy waits for the device.
-
-    Args:
-        tensor: on the CPU.
-        device: where it is needed.
-
-    Returns:
-        The tensor there.
-    """
-    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
-    return pinned.to(device, non_blocking=True)
-
-
-def reorder(rows: torch.Tensor, order: torch.Tensor | None, feature_patches: int) -> torch.Tensor:
-    """Rows of patches with their features in another order.
-
-    Args:
-        rows: [T, ...].
-        order: indices of features; None: the order stays.
-        feature_patches: rows of each feature.
-
-    Returns:
-        [T, ...].
-    """
-    if order is None:
-        return rows
-    blocks = rows.reshape(rows.shape[0] // feature_patches, feature_patches, -1)
-    return blocks[order].reshape(rows.shape)
+    from dflop.models.patch_layout import Patches
 
 
 def embed_patches(tower: Any, inputs_NC: torch.Tensor, patches: Patches, geometry: Geometry) -> torch.Tensor:
@@ -291,13 +164,23 @@ class PatchFamily(FamilyAdapter):
     """Hugging Face's class of the model without its head, whose `get_rope_index` gives positions."""
     has_time: bool = False
     """Whether positions in time count seconds of video."""
+    is_bicubic: bool = False
+    """Whether learnt positions between those of the grid come of sixteen of them, not of four."""
+    embed: Any = staticmethod(embed_patches)
+    """(tower, inputs_NC, patches, geometry) -> hidden_NV before the first layer."""
+    mergers: Any = staticmethod(mergers_of)
+    """(tower) -> what makes features: of the last layer, then of those before it that give features too."""
+    image_processor_class = "Qwen2VLImageProcessorPil"
+    """Of transformers; it needs no torchvision."""
+    video_processor_class = "Qwen2VLVideoProcessor"
+    """Of transformers."""
 
     def __init__(self, model_dir: Path) -> None:
         super().__init__(model_dir)
         vision = self.vision
         self.num_encoder_layers = vision.depth
         self.geometry = Geometry(
-            vision.spatial_merge_size, vision.patch_size, self.window_size, self.grid_side
+            vision.spatial_merge_size, vision.patch_size, self.window_size, self.grid_side, self.is_bicubic
         )
         channels = getattr(vision, "in_channels", 3)
         self.input_shape = (channels * vision.temporal_patch_size * vision.patch_size**2,)
@@ -365,7 +248,7 @@ class PatchFamily(FamilyAdapter):
         pictures = [(grid.num_tiles, *each) for grid, each in zip(batch.media, sides, strict=True)]
         patches = lay_out(pictures, self.geometry, device)
         if incoming_RU is None:
-            hidden_NV, *deep_NV = [embed_patches(tower, batch.inputs_N, patches, self.geometry)]
+            hidden_NV, *deep_NV = [self.embed(tower, batch.inputs_N, patches, self.geometry)]
         else:
             # Copies, where there are several: Hugging Face's merger views its input in another shape.
             hidden_NV, *deep_NV = [s.contiguous() for s in incoming_RU.split(self.encoder_width, dim=1)]
@@ -378,7 +261,7 @@ class PatchFamily(FamilyAdapter):
                 deep_NV.append(hidden_NV)
         states = [hidden_NV, *deep_NV]
         if run.is_last:
-            return merge(mergers_of(tower), states, patches.order)
+            return merge(self.mergers(tower), states, patches.order)
         return hidden_NV if not deep_NV else torch.cat(states, dim=1)
 
     def positions(
@@ -436,14 +319,13 @@ class PatchFamily(FamilyAdapter):
     @cached_property
     def image_processor(self) -> Any:
         """Hugging Face's image processor of this model, the one that needs no torchvision."""
-        from transformers import Qwen2VLImageProcessorPil
-
-        return Qwen2VLImageProcessorPil.from_dict(processor_fields(self.model_dir, "image_processor"))
+        made = getattr(transformers, self.image_processor_class)
+        return made.from_dict(processor_fields(self.model_dir, "image_processor"))
 
     @cached_property
     def video_processor(self) -> Any:
         """Hugging Face's video processor of this model; a `ProfileError` where torchvision is missing."""
-        return processor_of_videos(self.model_dir, "Qwen2VLVideoProcessor")
+        return processor_of_videos(self.model_dir, self.video_processor_class)
 
     def pixels(
         self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None

@@ -23,6 +23,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         num_dropped_tokens: 0,
         reduced_width: None,
         inner_width: None,
+        gated_width: None,
         has_bias: false,
         num_table_parameters: 0,
         num_deep_layers: 0,

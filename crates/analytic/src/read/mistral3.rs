@@ -74,6 +74,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         num_dropped_tokens: 0,
         reduced_width: Some(width),
         inner_width: Some(llm.width),
+        gated_width: None,
         has_bias: whole.flag("multimodal_projector_bias", false)?,
         num_table_parameters: 0,
         num_deep_layers: 0,

@@ -72,6 +72,7 @@ pub(super) fn tower(
         num_dropped_tokens: 0,
         reduced_width: None,
         inner_width: Some(merge * merge * width),
+        gated_width: None,
         has_bias: true,
         num_table_parameters: 0,
         num_deep_layers,

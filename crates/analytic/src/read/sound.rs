@@ -40,6 +40,7 @@ const POOLING: Projector = Projector {
     num_dropped_tokens: 0,
     reduced_width: None,
     inner_width: None,
+    gated_width: None,
     has_bias: true,
     num_table_parameters: 0,
     num_deep_layers: 0,

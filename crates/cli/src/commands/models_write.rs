@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What a family's models have beside their sizes.
+/// What a family's models have beside their sizes, or one of them.
 #[derive(Deserialize)]
 struct FamilyFiles {
     /// Fields of `config.json` that decide no size.
@@ -21,6 +21,8 @@ struct FamilyFiles {
 #[derive(Deserialize)]
 struct Processors {
     families: BTreeMap<String, FamilyFiles>,
+    /// By name of the model, where it has other files than its family.
+    models: BTreeMap<String, FamilyFiles>,
 }
 
 /// The files of the model, by name: `config.json`, and `preprocessor_config.json` where its family is known to have one.
@@ -32,10 +34,12 @@ fn files(model: &CatalogueModel) -> Vec<(&'static str, Value)> {
     let Some(of_family) = processors.families.get(&model.family) else {
         return vec![("config.json", config)];
     };
+    let of_model = processors.models.get(&model.name);
     let vocabulary =
         ["text_config", "llm_config"].iter().find_map(|text| config[*text]["vocab_size"].as_u64());
     let mut reserved = vocabulary.unwrap_or(u64::MAX);
-    for (name, value) in &of_family.config {
+    for (name, of_family) in &of_family.config {
+        let value = of_model.and_then(|files| files.config.get(name)).unwrap_or(of_family);
         // The catalogue has it where the model differs from its family.
         if config.get(name).is_some() {
             continue;
@@ -49,7 +53,7 @@ fn files(model: &CatalogueModel) -> Vec<(&'static str, Value)> {
             config[name.as_str()] = json!(reserved);
         }
     }
-    let mut preprocessor = of_family.preprocessor.clone();
+    let mut preprocessor = of_model.unwrap_or(of_family).preprocessor.clone();
     if let (Some(_), Some(side)) =
         (preprocessor.get("max_image_size"), config["vision_config"]["image_size"].as_u64())
     {

@@ -7,6 +7,8 @@ mod audioflamingo3;
 mod callable;
 mod clip;
 mod fields;
+mod glm4v;
+mod glm4v_video;
 mod idefics3;
 mod internvl;
 mod internvl_video;
@@ -27,6 +29,7 @@ mod whisper;
 
 pub use audioflamingo3::AudioFlamingo3;
 pub use callable::{Callable, GivenFamily, Question};
+pub use glm4v::Glm4v;
 pub use idefics3::Idefics3;
 pub use internvl::InternVl;
 pub use llava::Llava;
@@ -202,7 +205,9 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 15] = [
+const FAMILIES: [(&str, Maker); 17] = [
+    ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
+    ("glm46v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("internvl", |files| {
         InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)

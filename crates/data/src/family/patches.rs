@@ -172,6 +172,19 @@ impl Depth {
     pub(super) const PICTURE: Self = Self { frames: 1, rounded: 1 };
 }
 
+/// Sides scaled up, where one is shorter than `factor`, until neither is.
+pub(super) fn enlarged((height, width): (u64, u64), factor: u64) -> Result<(u64, u64), String> {
+    if height == 0 || width == 0 {
+        return Err("both sides must be at least 1".to_owned());
+    }
+    if height >= factor && width >= factor {
+        return Ok((height, width));
+    }
+    let scale = (factor as f64 / height as f64).max(factor as f64 / width as f64);
+    let scaled = |side: u64| (side as f64 * scale) as u64;
+    Ok((scaled(height), scaled(width)))
+}
+
 /// (height, width) to which a picture is resized: `smart_resize`.
 ///
 /// # Errors

@@ -18,7 +18,7 @@
 //! file gives no rate, transformers assumes 24 frames a second; we take frames over duration, and refuse a clip that gives
 //! neither.
 
-use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
+use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, enlarged, fit};
 use super::qwen_vl::{Generation, Settings, VideoRule};
 use super::video_settings::{FRAMES_MAX, VideoSettings, all_frames, check_clip, frame_rate};
 use super::{Clip, FamilyFiles, MediaShape, Piece, VideoSampling};
@@ -104,19 +104,6 @@ impl Qwen3Vl {
         let frame = tokens.saturating_mul(factor * factor).min(max / num_frames);
         PixelRange { min, max: self.settings.video.capped(frame).saturating_mul(num_frames) }
     }
-}
-
-/// Sides scaled up, where one is shorter than `factor`, until neither is.
-fn enlarged((height, width): (u64, u64), factor: u64) -> Result<(u64, u64), String> {
-    if height == 0 || width == 0 {
-        return Err("both sides must be at least 1".to_owned());
-    }
-    if height >= factor && width >= factor {
-        return Ok((height, width));
-    }
-    let scale = (factor as f64 / height as f64).max(factor as f64 / width as f64);
-    let scaled = |side: u64| (side as f64 * scale) as u64;
-    Ok((scaled(height), scaled(width)))
 }
 
 impl VideoRule for Qwen3Vl {

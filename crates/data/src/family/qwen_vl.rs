@@ -86,7 +86,7 @@ impl Settings {
 
 /// The fields of the video processor, found as transformers finds them: those nested in the processor's own file, then
 /// `video_preprocessor_config.json`, then the image processor's.
-fn video_fields(files: &FamilyFiles) -> Fields<'_> {
+pub(super) fn video_fields(files: &FamilyFiles) -> Fields<'_> {
     if let Some(object) = files.preprocessor.get("video_processor") {
         return Fields { file: PREPROCESSOR, object };
     }
@@ -97,7 +97,7 @@ fn video_fields(files: &FamilyFiles) -> Fields<'_> {
 }
 
 /// Refuses processors of a kind that is not among `known`, and such as do not resize.
-fn must_be_of(processor: &Fields, field: &str, known: &[&str]) -> Result<(), DataError> {
+pub(super) fn must_be_of(processor: &Fields, field: &str, known: &[&str]) -> Result<(), DataError> {
     processor.must_be(field, known, true)?;
     if processor.flag("do_resize")? == Some(false) {
         let rule = "sides must be resized to whole patches".to_owned();
@@ -107,7 +107,7 @@ fn must_be_of(processor: &Fields, field: &str, known: &[&str]) -> Result<(), Dat
 }
 
 /// A clip in an error.
-fn clip_words(clip: &Clip) -> String {
+pub(super) fn clip_words(clip: &Clip) -> String {
     let Size { height, width } = clip.size;
     format!("a video of {} frames of {height} x {width} pixels (height x width)", clip.num_frames)
 }

@@ -22,7 +22,8 @@ from dflop.models.encoder import numbered
 from dflop.models.errors import profile_error
 from dflop.models.family import FamilyAdapter
 from dflop.models.packing import PACKED
-from dflop.models.patches import Bounds, Geometry, bounds_of_patches, sent
+from dflop.models.patch_layout import Geometry, sent
+from dflop.models.patches import Bounds, bounds_of_patches
 from dflop.models.processor_files import processor_fields
 from dflop.models.rules import Rule
 from dflop.models.tensor import Cut, LayerPlan

@@ -10,14 +10,12 @@ stands between texts of its own, which say its time: positions count no seconds.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from dflop.models.patches import PatchFamily, patch_plan
-from dflop.models.processor_files import processor_of_videos
 from dflop.models.rules import Rule
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ class Qwen3Vl(PatchFamily):
     config_class = Qwen3VLConfig
     model_class = Qwen3VLForConditionalGeneration
     model_methods = Qwen3VLModel
+    video_processor_class = "Qwen3VLVideoProcessor"
 
     @property
     def encoder_width(self) -> int:
@@ -80,11 +79,6 @@ class Qwen3Vl(PatchFamily):
                 f"`text_config.hidden_size`, {self.text.hidden_size}",
             ),
         ]
-
-    @cached_property
-    def video_processor(self) -> Any:
-        """See `PatchFamily.video_processor`."""
-        return processor_of_videos(self.model_dir, "Qwen3VLVideoProcessor")
 
 
 ADAPTER = Qwen3Vl

@@ -42,11 +42,6 @@ def pieces(model_dir: Path) -> list[Piece]:
     source = Source(
         model_dir, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, set_layers, PACKED_ENCODER
     )
-    vision = source.encoder
-    plan = family.encoder_plan()
     full = len(family.full_layers)
-    counts = {"encoder_layer": full, "encoder_window_layer": vision.depth - full}
-    return [
-        *vision_pieces(source, family.geometry, plan, vision.hidden_size, counts),
-        *backbone_pieces(source),
-    ]
+    counts = {"encoder_layer": full, "encoder_window_layer": source.encoder.depth - full}
+    return [*vision_pieces(source, family, counts), *backbone_pieces(source)]

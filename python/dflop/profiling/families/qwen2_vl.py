@@ -5,7 +5,8 @@
     projector           hidden_TV  -> features_ED    merge^2 neighbouring patches a feature
 
 Shape letters: T patches (encoder tokens), C values of a patch, E feature tokens, V and D widths of encoder
-and backbone. Only the layers are cut by tensor parallelism. `vision_pieces` serves Qwen2.5-VL, Qwen3-VL too.
+and backbone. Only the layers are cut by tensor parallelism. `vision_pieces` serves
+the other families of this kind too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 from dflop.models.families.qwen2_vl import Qwen2Vl
 from dflop.models.packing import PACKED_ENCODER
-from dflop.models.patches import Geometry, Patches, lay_out
+from dflop.models.patch_layout import Patches, lay_out
 from dflop.models.tensor import cut_layer
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.qwen_vision import EncoderLayers, Merger, PatchEmbedding
@@ -35,30 +36,23 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from dflop.models.tensor import LayerPlan
+    from dflop.models.patches import PatchFamily
     from dflop.profiling.pieces import Piece, PieceSettings
 
 
-def vision_pieces(
-    source: Source,
-    geometry: Geometry,
-    plan: LayerPlan,
-    width: int,
-    counts: dict[str, int],
-) -> list[ModelPiece]:
+def vision_pieces(source: Source, family: PatchFamily, counts: dict[str, int]) -> list[ModelPiece]:
     """The pieces of the encoder, for all families of the Qwen-VL kind.
 
     Args:
         source: of the model.
-        geometry: how pictures are cut.
-        plan: how a layer is cut.
-        width: of the encoder.
+        family: the adapter of training, which says how pictures and layers are cut.
         counts: number of layers by name: `encoder_layer`, `encoder_window_layer`.
 
     Returns:
         Embedding, layers of each kind that the model has, projector.
     """
-    vision = source.encoder
+    vision, geometry, width = source.encoder, family.geometry, family.encoder_width
+    plan = family.encoder_plan()
     cell = geometry.feature_patches
     channels = getattr(vision, "in_channels", 3)
     values = channels * vision.temporal_patch_size * vision.patch_size**2
@@ -89,7 +83,7 @@ def vision_pieces(
 
     def take_layers(has_windows: bool) -> Callable[[Any, PieceSettings], nn.Module]:
         def take(whole: Any, settings: PieceSettings) -> nn.Module:
-            tower = _tower(whole, vision)
+            tower = _with_tower(whole, vision).model.visual
             for layer in tower.blocks:
                 cut_layer(layer, plan, settings.tensor_parallel_degree)
             return EncoderLayers(tower, geometry, has_windows)
@@ -106,7 +100,7 @@ def vision_pieces(
             "encoder_embedding",
             1,
             source,
-            lambda whole, _: PatchEmbedding(_tower(whole, vision), geometry),
+            lambda whole, _: PatchEmbedding(_with_tower(whole, vision), family),
             feed_patches,
             wants_input_gradient=False,
             size_unit=cell,
@@ -129,16 +123,16 @@ def vision_pieces(
             )
             found.append(piece)
     merger = ModelPiece(
-        "projector", 1, source, lambda whole, _: Merger(whole.model.visual), feed_merger, size_unit=cell
+        "projector", 1, source, lambda whole, _: Merger(whole, family), feed_merger, size_unit=cell
     )
     return [*found, merger]
 
 
-def _tower(whole: Any, vision: Any) -> Any:
-    """The vision tower. Its rotary embedding is real; all else is on the meta device."""
+def _with_tower(whole: Any, vision: Any) -> Any:
+    """The model with a vision tower whose rotary embedding is real; all else is on the meta device."""
     tower = whole.model.visual
     tower.rotary_pos_emb = type(tower.rotary_pos_emb)(vision)
-    return tower
+    return whole
 
 
 def set_layers(vision: Any, count: int) -> None:
@@ -166,7 +160,5 @@ def pieces(model_dir: Path) -> list[Piece]:
     # The adapter of training checks the configuration, and gives the geometry.
     family = Qwen2Vl(model_dir)
     source = Source(model_dir, Qwen2VLConfig, Qwen2VLForConditionalGeneration, set_layers, PACKED_ENCODER)
-    vision = source.encoder
-    plan = family.encoder_plan()
-    counts = {"encoder_layer": vision.depth}
-    return [*vision_pieces(source, family.geometry, plan, vision.embed_dim, counts), *backbone_pieces(source)]
+    counts = {"encoder_layer": source.encoder.depth}
+    return [*vision_pieces(source, family, counts), *backbone_pieces(source)]

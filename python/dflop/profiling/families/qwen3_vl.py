@@ -49,9 +49,8 @@ def pieces_of(family: Qwen3Vl) -> list[Piece]:
         Six pieces.
     """
     source = Source(family.model_dir, family.config_class, family.model_class, set_layers, PACKED_ENCODER)
-    vision = source.encoder
-    counts = {"encoder_layer": vision.depth}
+    counts = {"encoder_layer": source.encoder.depth}
     return [
-        *vision_pieces(source, family.geometry, family.encoder_plan(), vision.hidden_size, counts),
+        *vision_pieces(source, family, counts),
         *backbone_pieces(source, family.feature_width),
     ]

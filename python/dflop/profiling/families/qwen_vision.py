@@ -1,4 +1,4 @@
-"""The modules of Qwen2-VL's and Qwen2.5-VL's encoders, run by the functions of training.
+"""The modules of the encoders of the Qwen-VL kind, run by the functions of training.
 
 Shape letters: T patches (encoder tokens), C values of a patch, E feature tokens, V and D widths of encoder
 and backbone. With windows, patches are sorted window by window from the embedding to the projector.
@@ -10,29 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dflop.models.patches import (
-    bounds_of_patches,
-    embed_patches,
-    merge,
-    mergers_of,
-    rotate_patches,
-    run_layer,
-)
+from dflop.models.patches import bounds_of_patches, merge, rotate_patches, run_layer
 
 if TYPE_CHECKING:
     import torch
 
-    from dflop.models.patches import Bounds, Geometry, Patches
+    from dflop.models.patch_layout import Geometry, Patches
+    from dflop.models.patches import Bounds, PatchFamily
 
 
 class PatchEmbedding(nn.Module):
     """Patches to hidden states, window by window."""
 
-    def __init__(self, tower: Any, geometry: Geometry) -> None:
+    def __init__(self, whole: Any, family: PatchFamily) -> None:
         super().__init__()
-        self.patch_embed, self.rotary, self.geometry = tower.patch_embed, tower.rotary_pos_emb, geometry
-        if hasattr(tower, "pos_embed"):
-            self.pos_embed = tower.pos_embed
+        tower = whole.model.visual
+        self.rotary, self.geometry, self.embed = tower.rotary_pos_emb, family.geometry, family.embed
+        # Under their own names, by which the family finds them.
+        before = family.before_layers(whole.model)
+        for name, module in tower.named_children():
+            if any(module is one for one in before):
+                setattr(self, name, module)
 
     def forward(self, patches_TC: torch.Tensor, patches: Patches) -> torch.Tensor:
         """Hidden states before the first layer.
@@ -44,7 +42,7 @@ class PatchEmbedding(nn.Module):
         Returns:
             hidden_TV.
         """
-        hidden_TV = embed_patches(self, patches_TC, patches, self.geometry)
+        hidden_TV = self.embed(self, patches_TC, patches, self.geometry)
         # Rotary angles are computed here and not with the layers: a call does it once, while the time of a
         # layer is multiplied by the number of layers.
         rotate_patches(self.rotary, patches, self.geometry, hidden_TV)
@@ -91,9 +89,19 @@ class EncoderLayers(nn.Module):
 class Merger(nn.Module):
     """Hidden states to features, which get back the order of their pictures."""
 
-    def __init__(self, tower: Any) -> None:
+    def __init__(self, whole: Any, family: PatchFamily) -> None:
         super().__init__()
-        self.mergers = nn.ModuleList(mergers_of(tower))
+        tower = whole.model.visual
+        self.makes = family.mergers
+        others = [*family.before_layers(whole.model), family.tower_layers(whole.model), tower.rotary_pos_emb]
+        for name, module in tower.named_children():
+            if not any(module is one for one in others):
+                setattr(self, name, module)
+
+    @property
+    def mergers(self) -> list[Any]:
+        """What makes features: of the last layer, then of those before it."""
+        return self.makes(self)
 
     def forward(self, hidden_TV: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
         """Features of all pictures, one after the other.
@@ -105,4 +113,5 @@ class Merger(nn.Module):
         Returns:
             features_EW. Where features come of several layers, all of them read `hidden_TV` here.
         """
-        return merge(list(self.mergers), [hidden_TV] * len(self.mergers), order)
+        mergers = self.mergers
+        return merge(mergers, [hidden_TV] * len(mergers), order)

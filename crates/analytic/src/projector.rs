@@ -1,0 +1,92 @@
+//! The module between the encoder's layers and the LLM.
+
+use crate::architecture::{Architecture, NormKind};
+use crate::modules::{Module, activation, gate, matrix, product};
+use crate::operations::{Cut, Kind, Operation, Product, Rows};
+use crate::pass::Pass;
+
+impl Architecture {
+    /// What stands after the encoder's layers: its last norm, pooling or merging, products.
+    pub(super) fn projector(&self) -> Module {
+        let (encoder, projector) = (&self.encoder, &self.projector);
+        let single =
+            Rows { dropped: projector.num_dropped_tokens, merged: projector.pooled_tokens, ..Rows::EACH };
+        let rows = Rows { merged: projector.merged_tokens * projector.pooled_tokens, ..single };
+        let width = encoder.width * projector.merged_tokens;
+        let bias = |outputs: u64| if projector.has_bias { outputs } else { 0 };
+        let mut operations = Vec::new();
+        if let Some((kind, is_merged)) = projector.norm {
+            let (norm_rows, norm_width) = if is_merged { (rows, width) } else { (single, encoder.width) };
+            operations.push(Operation { rows: norm_rows, kind: Kind::Norm(kind, norm_width) });
+        }
+        let hidden = self.llm.width;
+        if let Some(inner) = projector.gated_width {
+            // A convolution first, which is no linear map of PyTorch.
+            let Operation { kind, .. } = product(rows, width, hidden, hidden);
+            let merge = match kind {
+                Kind::Product(merge) => Kind::Product(Product { is_split: false, ..merge }),
+                other => other,
+            };
+            let kinds = [
+                merge,
+                matrix(hidden, hidden, 0, true, Cut::Whole),
+                Kind::Norm(NormKind::Layer, hidden),
+                activation(hidden, 1),
+                matrix(hidden, inner, 0, true, Cut::Whole),
+                matrix(hidden, inner, 0, false, Cut::Whole),
+                whole(gate(inner)),
+                matrix(inner, hidden, 0, true, Cut::Whole),
+            ];
+            operations.extend(kinds.map(|kind| Operation { rows, kind }));
+            return self.projector_of(operations);
+        }
+        if let Some(reduced) = projector.reduced_width {
+            operations.push(product(rows, width, reduced, 0));
+        }
+        let width = projector.reduced_width.unwrap_or(width);
+        match projector.inner_width {
+            None => operations.push(product(rows, width, hidden, bias(hidden))),
+            Some(inner) => operations.extend([
+                product(rows, width, inner, bias(inner)),
+                Operation { rows, kind: activation(inner, 1) },
+                product(rows, inner, hidden, bias(hidden)),
+            ]),
+        }
+        for _ in 0..projector.num_deep_layers {
+            let inner = projector.inner_width.unwrap_or(width);
+            operations.extend([
+                Operation { rows, kind: Kind::Norm(NormKind::Layer, width) },
+                product(rows, width, inner, bias(inner)),
+                Operation { rows, kind: activation(inner, 1) },
+                product(rows, inner, hidden, bias(hidden)),
+            ]);
+        }
+        self.projector_of(operations)
+    }
+
+    fn projector_of(&self, operations: Vec<Operation>) -> Module {
+        let (encoder, projector) = (&self.encoder, &self.projector);
+        let unread_layers = encoder.num_unread_layers * encoder.layer(false).num_parameters();
+        Module {
+            name: "projector",
+            count: 1,
+            operations,
+            num_table_parameters: projector.num_table_parameters
+                + encoder.num_unread_parameters
+                + unread_layers,
+            has_input_gradient: true,
+            ends_with_lookup: false,
+            input_width: encoder.width,
+            unit_tokens: encoder.segment_tokens.unwrap_or(encoder.unit_tokens),
+            segment_tokens: encoder.segment_tokens,
+        }
+    }
+}
+
+/// A pass that no rank has a part of.
+const fn whole(kind: Kind) -> Kind {
+    match kind {
+        Kind::Pass(pass) => Kind::Pass(Pass { is_cut: false, ..pass }),
+        other => other,
+    }
+}

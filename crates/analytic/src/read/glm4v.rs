@@ -1,0 +1,88 @@
+//! GLM-4.1V and GLM-4.6V: patches of the picture's own size with learnt positions, merged four to one by a convolution; a
+//! backbone with a norm before and after attention and MLP.
+
+use super::{TIED, kept_activations, llm, section};
+use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
+use crate::defaults::{GLM4V_TEXT, GLM4V_VISION};
+use crate::error::AnalyticError;
+use crate::fields::Section;
+use serde_json::Value;
+
+/// What the configuration describes.
+///
+/// The rotation of queries and keys is counted as of whole heads, where the model may turn a part of each
+/// (`partial_rotary_factor`). Not counted: the sum of sixteen rows of the table that is the position of a patch.
+pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
+    let vision = section(config, "vision_config", GLM4V_VISION)?;
+    // Files of the hub name the whole model there.
+    vision.must_be("model_type", &["glm4v_vision", "glm4v"])?;
+    let text = section(config, "text_config", GLM4V_TEXT)?;
+    text.must_be("model_type", &["glm4v_text"])?;
+    let llm = backbone(config, &text, family)?;
+    let width = vision.count("hidden_size")?;
+    let num_heads = vision.count("num_heads")?;
+    vision.divides("num_heads", num_heads, width)?;
+    let out = vision.count("out_hidden_size")?;
+    if out != llm.width {
+        return Err(vision.error("out_hidden_size", &format!("must be the backbone's width, {}", llm.width)));
+    }
+    let (merge, side) = (vision.count("spatial_merge_size")?, vision.count("patch_size")?);
+    let per_side = vision.count("image_size")? / side;
+    if per_side == 0 {
+        return Err(vision.error("image_size", "must be at least `patch_size`"));
+    }
+    let values = vision.count("in_channels")? * vision.count("temporal_patch_size")? * side * side;
+    let encoder = Encoder {
+        num_layers: vision.count("depth")?,
+        num_window_layers: 0,
+        num_unread_layers: 0,
+        width,
+        num_heads,
+        // The layers' own; `intermediate_size` is that of the MLP behind them.
+        mlp_width: out,
+        mlp: MlpKind::Gated,
+        num_kept_activations: kept_activations(&vision, "hidden_act", "silu"),
+        norm: NormKind::Rms,
+        num_qkv_biases: if vision.flag("attention_bias", false)? { 3 } else { 0 },
+        has_other_biases: false,
+        has_one_qkv_product: true,
+        num_kept_copies: 2,
+        has_position_lookup: true,
+        has_qk_norm: false,
+        has_layer_scale: false,
+        has_rotation: true,
+        patches: Patches::Pixels { values, has_bias: true },
+        segment_tokens: None,
+        num_class_tokens: 0,
+        window_tokens: None,
+        unit_tokens: merge * merge,
+        num_table_parameters: per_side * per_side * width,
+        has_norm_before: true,
+        num_unread_parameters: 0,
+    };
+    let projector = Projector {
+        norm: Some((NormKind::Rms, false)),
+        merged_tokens: merge * merge,
+        pooled_tokens: 1,
+        num_dropped_tokens: 0,
+        reduced_width: None,
+        inner_width: None,
+        gated_width: Some(vision.count("intermediate_size")?),
+        has_bias: false,
+        num_table_parameters: 0,
+        num_deep_layers: 0,
+    };
+    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+}
+
+/// The backbone; its products of queries, keys and values have biases whatever the file says.
+fn backbone(config: &Value, text: &Section, family: &str) -> Result<Llm, AnalyticError> {
+    let whole = Section { path: "", object: config, defaults: &[] };
+    let llm = llm(config, text, true)?;
+    if llm.head_size * llm.num_heads != llm.width {
+        return Err(text.error("head_dim", "must be `hidden_size` over `num_attention_heads`"));
+    }
+    // GLM-4.6V does not ask the backbone.
+    let is_tied = if family == "glm46v" { whole.flag(TIED, false)? } else { llm.is_tied };
+    Ok(Llm { is_tied, has_one_gate_product: true, has_norm_after: true, ..llm })
+}
