@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_families import TINY, write_config
 from tiny_llava import TILE, Sample, hf_loss, num_features, num_tiles_of_image, pack, write_model_dir
 from tiny_llava import parts as tiny_parts
 from transformers import LlavaOnevisionForConditionalGeneration
@@ -321,6 +322,22 @@ def test_a_configuration_that_cannot_be_packed_is_refused(tmp_path):
     changed = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
     with pytest.raises(dflop.ProfileError, match="text_config.sliding_window"):
         load_adapter(write_model_dir(tmp_path, **changed))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("vision", {"out_hidden_size": 40}, "vision_config.out_hidden_size` is 40, must be `text_config.hidden_size`"),
+        ("vision", {"temporal_patch_size": 1}, "vision_config.temporal_patch_size` is 1, must be 2"),
+        ("vision", {"image_size": [84, 84]}, "vision_config.image_size` is .84, 84., must be one side"),
+        ("text", {"head_dim": 16}, "text_config.head_dim` is 16, must be `hidden_size` over"),
+        ("text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "mrope_section` is .8, 12, 12., must be"),
+    ],
+)  # fmt: skip
+def test_a_glm_whose_parts_do_not_fit_is_refused_by_name(tmp_path, part, change, message):
+    config = {**TINY["glm4v"], f"{part}_config": {**TINY["glm4v"][f"{part}_config"], **change}}
+    with pytest.raises(dflop.ProfileError, match=message):
+        load_adapter(write_config(tmp_path, "glm4v", config))
 
 
 def test_dropout_is_refused_by_name(tmp_path):

@@ -86,3 +86,50 @@ fn backbone(config: &Value, text: &Section, family: &str) -> Result<Llm, Analyti
     let is_tied = if family == "glm46v" { whole.flag(TIED, false)? } else { llm.is_tied };
     Ok(Llm { is_tied, has_one_gate_product: true, has_norm_after: true, ..llm })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_the_class_would_not_build_is_refused_by_name() {
+        let error = |vision: Value, text: Value| {
+            let config = json!({"model_type": "glm4v", "vision_config": vision, "text_config": text});
+            Architecture::from_config(&config).unwrap_err().to_string()
+        };
+        let none = || json!({});
+        assert!(
+            Architecture::from_config(
+                &json!({"model_type": "glm46v", "vision_config": {}, "text_config": {}})
+            )
+            .is_ok()
+        );
+        let errors = [
+            error(json!({"out_hidden_size": 2_048}), none()),
+            error(json!({"model_type": "clip_vision_model"}), none()),
+            error(json!({"image_size": 13}), none()),
+            error(json!({"num_heads": 7}), none()),
+            error(none(), json!({"head_dim": 64})),
+            error(none(), json!({"model_type": "glm4v_moe_text"})),
+        ];
+        for (error, (field, rule)) in errors.iter().zip([
+            ("`vision_config.out_hidden_size` is 2048", "must be the backbone's width, 4096"),
+            ("`vision_config.model_type`", "must be \"glm4v_vision\""),
+            ("`vision_config.image_size` is 13", "must be at least `patch_size`"),
+            ("`vision_config.num_heads` is 7", "must divide 1536"),
+            ("`text_config.head_dim` is 64", "must be `hidden_size` over"),
+            ("`text_config.model_type`", "must be \"glm4v_text\""),
+        ]) {
+            assert!(error.contains(field) && error.contains(rule), "{error}");
+        }
+    }
+
+    /// A flat file, as the oldest of the hub are, names no section: what its class would take in its place is not guessed.
+    #[test]
+    fn a_file_without_sections_is_refused() {
+        let error =
+            Architecture::from_config(&json!({"model_type": "glm4v", "hidden_size": 4_096})).unwrap_err();
+        assert!(error.to_string().contains("`vision_config` is missing, must be a section"), "{error}");
+    }
+}
