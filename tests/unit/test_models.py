@@ -340,6 +340,14 @@ def test_a_glm_whose_parts_do_not_fit_is_refused_by_name(tmp_path, part, change,
         load_adapter(write_config(tmp_path, "glm4v", config))
 
 
+def test_a_glm_with_the_backbones_fields_at_the_top_is_refused(tmp_path):
+    """As the oldest files are; transformers 5 takes none of them."""
+    config = {**TINY["glm4v"]["text_config"], **TINY["glm4v"]}
+    del config["text_config"]
+    with pytest.raises(dflop.ProfileError, match="`text_config` is None, must be a section"):
+        load_adapter(write_config(tmp_path, "glm4v", config | {"model_type": "glm4v"}))
+
+
 def test_dropout_is_refused_by_name(tmp_path):
     """What it drops depends on how samples are packed and dealt out, and so would the gradient."""
     rule = "is 0.1, must be 0: what is dropped at random would depend on the schedule"

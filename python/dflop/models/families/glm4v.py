@@ -10,6 +10,7 @@ its own, which say its time: positions count no seconds. Shape letters: see `mod
 from __future__ import annotations
 
 import functools
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
@@ -117,7 +118,10 @@ class Glm4v(PatchFamily):
         rope = text.rope_parameters
         turned = int(head * rope.get("partial_rotary_factor", 1.0))
         sections = rope.get("mrope_section", [8, 12, 12])
+        named = json.loads((self.model_dir / "config.json").read_bytes()).get("text_config")
         return [
+            # Of a file with these fields at its top, transformers takes none.
+            Rule("text_config", named, isinstance(named, dict), "a section with the backbone's fields"),
             Rule("vision_config.model_type", kind, isinstance(vision, Glm4vVisionConfig), "glm4v_vision"),
             Rule("vision_config.temporal_patch_size", frames, frames == 2, "2: times are of frame pairs"),
             *(
