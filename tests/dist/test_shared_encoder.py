@@ -206,7 +206,8 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
     with pytest.raises(ValueError, match="encoder of a `llava` is `pixtral`, must be `clip_vision_model`"):
         SquareTower(SimpleNamespace(config=config))
     with pytest.raises(
-        ValueError, match="`Linear` holds no model with an encoder of glm46v, glm4v, idefics3, internvl"
+        ValueError,
+        match="`Linear` holds no model with an encoder of audioflamingo3, glm46v, glm4v, idefics3, internvl",
     ):
         balance_encoder(torch.nn.Linear(1, 1))
 
