@@ -150,6 +150,15 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
     })
 }
 
+/// Values of a head that are rotated, where `partial_rotary_factor` says which share; `absent` is the class's.
+fn rotated_size(text: &Section, head_size: u64, absent: f64) -> Result<u64, AnalyticError> {
+    let name = "partial_rotary_factor";
+    let nested = text.get("rope_parameters").and_then(|rope| rope.get(name)).or_else(|| text.get(name));
+    let factor = nested.map_or(Some(absent), Value::as_f64).filter(|factor| *factor > 0.0 && *factor <= 1.0);
+    let factor = factor.ok_or_else(|| text.error(name, "must be above 0 and at most 1"))?;
+    Ok((head_size as f64 * factor) as u64)
+}
+
 /// Layers run up to the one that features are taken from, of `num_layers`; those after it are not read.
 fn layers_read(config: &Value, num_layers: u64, absent: i64) -> Result<(u64, u64), AnalyticError> {
     let whole = Section { path: "", object: config, defaults: &[] };

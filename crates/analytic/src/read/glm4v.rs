@@ -1,7 +1,7 @@
 //! GLM-4.1V and GLM-4.6V: patches of the picture's own size with learnt positions, merged four to one by a convolution; a
 //! backbone with a norm before and after attention and MLP.
 
-use super::{TIED, kept_activations, llm, section};
+use super::{TIED, kept_activations, llm, rotated_size, section};
 use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
 use crate::defaults::{GLM4V_TEXT, GLM4V_VISION};
 use crate::error::AnalyticError;
@@ -10,8 +10,7 @@ use serde_json::Value;
 
 /// What the configuration describes.
 ///
-/// The rotation of queries and keys is counted as of whole heads, where the model may turn a part of each
-/// (`partial_rotary_factor`). Not counted: the sum of sixteen rows of the table that is the position of a patch.
+/// Not counted: the sum of sixteen rows of the table that is the position of a patch.
 pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
     let vision = section(config, "vision_config", GLM4V_VISION)?;
     // Files of the hub name the whole model there.
@@ -84,7 +83,8 @@ fn backbone(config: &Value, text: &Section, family: &str) -> Result<Llm, Analyti
     }
     // GLM-4.6V does not ask the backbone.
     let is_tied = if family == "glm46v" { whole.flag(TIED, false)? } else { llm.is_tied };
-    Ok(Llm { is_tied, has_one_gate_product: true, has_norm_after: true, ..llm })
+    let rotated_size = rotated_size(text, llm.head_size, 1.0)?;
+    Ok(Llm { is_tied, rotated_size, has_one_gate_product: true, has_norm_after: true, ..llm })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Qwen3.5: the encoder of Qwen3-VL without `DeepStack`; most layers of the backbone have linear attention.
 
-use super::{TIED, llm, qwen3, qwen3_vl, section};
+use super::{TIED, llm, qwen3, qwen3_vl, rotated_size, section};
 use crate::architecture::{Architecture, Experts, LinearAttention, Llm, NormKind};
 use crate::defaults::{QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_VL_VISION};
 use crate::error::AnalyticError;
@@ -25,7 +25,7 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
         has_mlp_bias: false,
         has_head_norm: true,
         norm: NormKind::RmsCentred,
-        rotated_size: rotated_size(&text, plain.head_size)?,
+        rotated_size: rotated_size(&text, plain.head_size, 0.25)?,
         has_output_gate: true,
         linear: linear(&text, plain.num_layers)?,
         experts,
@@ -34,15 +34,6 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
     let (encoder, projector) = qwen3_vl::tower(&vision, &llm, 0)?;
     let family = if has_experts { "qwen3_5_moe" } else { "qwen3_5" };
     Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
-}
-
-/// Values of a head that are rotated: a quarter unless the file says otherwise.
-fn rotated_size(text: &Section, head_size: u64) -> Result<u64, AnalyticError> {
-    let name = "partial_rotary_factor";
-    let nested = text.get("rope_parameters").and_then(|rope| rope.get(name)).or_else(|| text.get(name));
-    let factor = nested.map_or(Some(0.25), Value::as_f64).filter(|factor| *factor > 0.0 && *factor <= 1.0);
-    let factor = factor.ok_or_else(|| text.error(name, "must be above 0 and at most 1"))?;
-    Ok((head_size as f64 * factor) as u64)
 }
 
 /// The layers with linear attention; `None` where all have full attention. Each layer is of the kind that `layer_types`

@@ -243,7 +243,13 @@ mod tests {
 
     fn rule(model_type: &str, video_preprocessor: Value) -> Glm4v {
         let config = json!({"model_type": model_type});
-        Glm4v::from_files(&FamilyFiles { config, preprocessor: json!({}), video_preprocessor }).unwrap()
+        Glm4v::from_files(&FamilyFiles {
+            config,
+            preprocessor: json!({}),
+            video_preprocessor,
+            ..FamilyFiles::default()
+        })
+        .unwrap()
     }
 
     fn text(text: &str) -> Piece {
@@ -284,7 +290,13 @@ mod tests {
     fn the_processors_files_decide_how_videos_are_read() {
         let read = |model_type: &str, preprocessor: Value, video_preprocessor: Value| {
             let config = json!({"model_type": model_type});
-            let rule = Glm4v::from_files(&FamilyFiles { config, preprocessor, video_preprocessor }).unwrap();
+            let rule = Glm4v::from_files(&FamilyFiles {
+                config,
+                preprocessor,
+                video_preprocessor,
+                ..FamilyFiles::default()
+            })
+            .unwrap();
             let size = Size { height: 84, width: 140 };
             let clip = Clip { size, num_frames: 90, fps: Some(30.0), duration_s: Some(3.0) };
             let shape = rule.video(&clip, VideoSampling::default()).unwrap();
@@ -309,6 +321,7 @@ mod tests {
             config: json!({"model_type": "glm4v"}),
             preprocessor: json!({"size": {"shortest_edge": 12_544, "longest_edge": 1_000_000}}),
             video_preprocessor: json!({}),
+            ..FamilyFiles::default()
         };
         let shape =
             Glm4v::from_files(&files).unwrap().image(Size { height: 1_000, width: 1_000 }, 1).unwrap();
@@ -321,7 +334,12 @@ mod tests {
     fn settings_that_model_and_processor_read_differently_are_refused() {
         let error = |model_type: &str, vision: Value, video: Value| {
             let config = json!({"model_type": model_type, "vision_config": vision});
-            let files = FamilyFiles { config, preprocessor: json!({}), video_preprocessor: video };
+            let files = FamilyFiles {
+                config,
+                preprocessor: json!({}),
+                video_preprocessor: video,
+                ..FamilyFiles::default()
+            };
             super::super::open(&files).unwrap_err().to_string()
         };
         let none = || json!({});
