@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from real_families import REAL
 from tiny_families import (
     OF_SOUND,
-    REAL,
     TEXT,
     TINY,
     VOCABULARY,
@@ -37,7 +37,7 @@ from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
-QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moeglm4v", "glm46v")
+QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm46v")
 """Families whose pictures are patches, with M-RoPE."""
 ONE_GATE = ("glm4v", "glm46v")
 """Families whose MLP has one map for gate and up."""

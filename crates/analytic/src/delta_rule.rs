@@ -1,7 +1,7 @@
 //! What linear attention does along the tokens: a short convolution, and the recurrence (gated delta rule) in chunks of 64
 //! tokens: Yang, Kautz, Hatamizadeh, Gated Delta Networks, ICLR 2025, section 3.
 
-use crate::operations::{Phase, Work};
+use crate::work::{Phase, Work};
 
 /// A causal convolution of each column with weights of its own, and the activation behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -29,6 +29,7 @@ mod projector;
 mod read;
 mod roofline;
 mod utilization;
+mod work;
 
 pub use architecture::{Architecture, Encoder, LinearAttention, Llm, MlpKind, NormKind, Patches, Projector};
 pub use backbone::LINEAR_LAYER;
@@ -39,7 +40,8 @@ pub use gpt::{Gpt, Software};
 pub use hardware::{EFFICIENCY, Efficiency, HARDWARE, Hardware, Vendor};
 pub use measured::Measured;
 pub use modules::{Module, ModuleFlops};
-pub use operations::{Attention, Cut, Kind, Operation, Phase, Product, Rows, Work};
+pub use operations::{Attention, Cut, Kind, Operation, Product, Rows};
 pub use pass::Pass;
 pub use read::FAMILIES;
 pub use utilization::mfu;
+pub use work::{Phase, Work};

@@ -1,8 +1,9 @@
 //! The modules of a model as steps: by the names that a model profile has.
 
 use crate::architecture::{Architecture, Encoder, MlpKind, NormKind, Patches};
-use crate::operations::{Attention, Cut, Kind, Operation, Phase, Product, Rows, Work};
+use crate::operations::{Attention, Cut, Kind, Operation, Product, Rows};
 use crate::pass::Pass;
+use crate::work::{Phase, Work};
 use dflop_types::ModelProfile;
 
 /// One module of a model.

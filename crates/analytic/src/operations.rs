@@ -3,6 +3,7 @@
 use crate::architecture::NormKind;
 use crate::delta_rule::{Convolution, DeltaRule};
 use crate::pass::{Pass, norm_pass};
+use crate::work::{Phase, Work};
 
 /// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment, and a rank's part of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,28 +136,6 @@ pub struct Operation {
     pub rows: Rows,
     /// What it does.
     pub kind: Kind,
-}
-
-/// A phase of a step's work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// F.
-    Forward,
-    /// I.
-    Input,
-    /// W.
-    Weight,
-}
-
-/// Work of one phase.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Work {
-    /// As `torch.utils.flop_counter` counts.
-    pub flops: u128,
-    /// Bytes read and written.
-    pub bytes: u128,
-    /// Kernels started.
-    pub kernels: u64,
 }
 
 impl Attention {

@@ -1,7 +1,7 @@
 //! Work on each value alone, bound by memory.
 
 use crate::architecture::NormKind;
-use crate::operations::{Phase, Work};
+use crate::work::{Phase, Work};
 
 /// Work on each value alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

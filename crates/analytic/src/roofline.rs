@@ -14,7 +14,8 @@ use crate::hardware::Hardware;
 use crate::links::Reduce;
 use crate::measured::Measured;
 use crate::modules::Module;
-use crate::operations::{Attention, Kind, Operation, Phase, Product};
+use crate::operations::{Attention, Kind, Operation, Product};
+use crate::work::Phase;
 use dflop_types::{MeasuredCurve, MeasuredPoint, ModuleProfile, Recompute, RecomputePoint, SplitBytes};
 use std::collections::BTreeMap;
 

@@ -23,7 +23,7 @@
 //! neither.
 
 use super::fields::{CONFIG, Fields, PREPROCESSOR, VIDEO_PREPROCESSOR, image_fields};
-use super::glm4v_video::FrameRule;
+use super::glm4v_video::{FrameRule, Generation};
 use super::patches::{Depth, Grid, Patches, PixelRange, TOO_MANY_TOKENS, enlarged, fit};
 use super::qwen_vl::{clip_words, must_be_of, video_fields};
 use super::video_settings::{check_clip, frame_rate};
@@ -54,39 +54,6 @@ const IMAGE_PROCESSORS: [&str; 6] = [
 /// What stands around the features of an image, or of a frame pair.
 const BEGIN: &str = "<|begin_of_image|>";
 const END: &str = "<|end_of_image|>";
-
-/// The generations of processors, which read videos in ways of their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Generation {
-    /// `Glm4v`.
-    First,
-    /// `Glm46V`.
-    Second,
-}
-
-impl Generation {
-    /// By the class that `field` names; `absent` where it names none.
-    ///
-    /// # Errors
-    /// [`DataError::Config`] for another class.
-    fn named(fields: &Fields<'_>, field: &str, kind: &str, absent: Self) -> Result<Self, DataError> {
-        let names = ["Glm4v", "Glm46V"].map(|stem| format!("{stem}{kind}"));
-        fields.must_be(field, &[&names[0], &names[1]], true)?;
-        Ok(match fields.get(field) {
-            None => absent,
-            Some(name) if *name == names[1] => Self::Second,
-            Some(_) => Self::First,
-        })
-    }
-
-    /// A time as the processor writes it.
-    fn stamp(self, seconds: f64) -> String {
-        match self {
-            Self::First => format!("{}", seconds as u64),
-            Self::Second => format!("{seconds:.1} seconds"),
-        }
-    }
-}
 
 /// The shape rule of a GLM-4.1V or GLM-4.6V model.
 #[derive(Debug, Clone, PartialEq)]

@@ -16,7 +16,6 @@
 //! no such limit, `max_frames` are spread over the clip as over one that is too long.
 
 use super::fields::Fields;
-use super::glm4v::Generation;
 use super::video_settings::{FRAMES_MAX, all_frames};
 use super::{Clip, VideoSampling};
 use crate::DataError;
@@ -31,6 +30,44 @@ const SLOWEST: f64 = 1.0;
 /// GLM-4.6V's: seconds that count, and frames, at most.
 const COUNTED_S: f64 = 2_400.0;
 const MOST: u64 = 640;
+
+/// The generations of processors, which read videos in ways of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Generation {
+    /// `Glm4v`.
+    First,
+    /// `Glm46V`.
+    Second,
+}
+
+impl Generation {
+    /// By the class that `field` names; `absent` where it names none.
+    ///
+    /// # Errors
+    /// [`DataError::Config`] for another class.
+    pub(super) fn named(
+        fields: &Fields<'_>,
+        field: &str,
+        kind: &str,
+        absent: Self,
+    ) -> Result<Self, DataError> {
+        let names = ["Glm4v", "Glm46V"].map(|stem| format!("{stem}{kind}"));
+        fields.must_be(field, &[&names[0], &names[1]], true)?;
+        Ok(match fields.get(field) {
+            None => absent,
+            Some(name) if *name == names[1] => Self::Second,
+            Some(_) => Self::First,
+        })
+    }
+
+    /// A time as the processor writes it.
+    pub(super) fn stamp(self, seconds: f64) -> String {
+        match self {
+            Self::First => format!("{}", seconds as u64),
+            Self::Second => format!("{seconds:.1} seconds"),
+        }
+    }
+}
 
 /// The settings of a video processor.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,6 +7,7 @@ mod audioflamingo3;
 mod callable;
 mod clip;
 mod fields;
+mod gemma3;
 mod glm4v;
 mod glm4v_video;
 mod idefics3;
@@ -29,6 +30,7 @@ mod whisper;
 
 pub use audioflamingo3::AudioFlamingo3;
 pub use callable::{Callable, GivenFamily, Question};
+pub use gemma3::Gemma3;
 pub use glm4v::Glm4v;
 pub use idefics3::Idefics3;
 pub use internvl::InternVl;
@@ -205,7 +207,8 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 17] = [
+const FAMILIES: [(&str, Maker); 18] = [
+    ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("glm46v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
