@@ -16,8 +16,9 @@ TOKENS = [5, 0, 65, 1, 130]
 
 
 @pytest.fixture(autouse=True)
-def _apart():
+def _apart(monkeypatch):
     torch.set_num_threads(1)
+    monkeypatch.setattr(delta_rule, "has_fused_rule", lambda: False)
     for module in MODULES:
         keep_samples_apart(module)
 
@@ -100,6 +101,8 @@ def test_the_fused_recurrence_is_called_once_with_the_bounds(monkeypatch):
     monkeypatch.setattr(delta_rule, "has_fused_rule", lambda: True)
     bounds = torch.tensor([0, 2, 5], dtype=torch.int32)
     getattr(module, RULE)(torch.zeros(1, 5, 2, 4), cu_seqlens=bounds, segment_tokens=[2, 3], use_cache=False)
+    with pytest.raises(ValueError, match="without it samples would see each other"):
+        getattr(module, RULE)(torch.zeros(1, 5, 2, 4), segment_tokens=[2, 3])
     getattr(module, CONVOLUTION)(torch.zeros(1, 6, 5), segment_tokens=[2, 3], activation="silu")
     assert calls == [
         ((1, 5, 2, 4), [0, 2, 5]),

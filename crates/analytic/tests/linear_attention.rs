@@ -133,6 +133,8 @@ fn kinds_of_layers_that_are_not_understood_are_refused_by_name() {
     assert!(error.contains("`text_config.layer_types`") && error.contains("must be of"), "{error}");
     let error = refused("layer_types", kinds(["linear"; 4]));
     assert!(error.contains("must leave at least one layer with full attention"), "{error}");
+    let error = refused("full_attention_interval", json!(5));
+    assert!(error.contains("`text_config.full_attention_interval` is 5"), "{error}");
     let error = refused("layer_types", json!(["full_attention"]));
     assert!(error.contains("must name a kind for each layer"), "{error}");
     let error = refused("linear_num_key_heads", json!(3));

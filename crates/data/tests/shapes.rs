@@ -190,7 +190,7 @@ fn last_stamp(shape: &MediaShape) -> String {
 
 /// Every row of the table: groups of frames, encoder tokens, LLM tokens, frames and time stamps; what transformers
 /// refuses is refused.
-fn patches_equal_transformers(table: &str, settings: &str) {
+fn patches_equal_transformers(table: &str, settings: &str, least: u32) {
     let table = std::fs::read_to_string(fixtures().join(table)).unwrap();
     let (mut rules, mut rows) = (BTreeMap::new(), BTreeMap::<(String, bool), u32>::new());
     for line in table.lines().skip(1) {
@@ -244,17 +244,17 @@ fn patches_equal_transformers(table: &str, settings: &str) {
             assert_eq!(of_parts.collect::<Vec<_>>(), runs, "{line}");
         }
     }
-    assert!(rows.len() == 4 && rows.values().all(|&count| count > 50), "{rows:?}");
+    assert!(rows.len() == 4 && rows.values().all(|&count| count > least), "{rows:?}");
 }
 
 #[test]
 fn qwen_vl_equals_transformers() {
-    patches_equal_transformers("qwen_vl.csv", "qwen.json");
+    patches_equal_transformers("qwen_vl.csv", "qwen.json", 100);
 }
 
 #[test]
 fn glm_equals_transformers() {
-    patches_equal_transformers("glm.csv", "glm.json");
+    patches_equal_transformers("glm.csv", "glm.json", 50);
 }
 
 /// Every row of the table, at the extractor's own rate.

@@ -7,10 +7,14 @@ use dflop_types::number::percent;
 use dflop_types::{Component, ModelProfile, PlanPrediction, RankedPlan, counted};
 
 /// What the numbers of a plan are based on.
+// Each is a fact of its own.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caveats {
     /// Whether the model profile comes from the analytic model, so that every time and every byte is estimated.
     pub is_estimated: bool,
+    /// Whether the profile is estimated with kernels that do not come with `PyTorch`: those of linear attention.
+    pub needs_kernels: bool,
     /// Whether transfers were measured. If not, they were taken as free.
     pub is_network_measured: bool,
     /// Whether the time of the plan's gradient reduction comes from measurements with as many ranks and bytes. True if
@@ -25,6 +29,7 @@ impl Caveats {
     pub fn of(profile: &ModelProfile, model: &CostModel, plan: Option<&RankedPlan>) -> Self {
         Self {
             is_estimated: profile.is_estimated,
+            needs_kernels: profile.is_estimated && profile.family.starts_with("qwen3_5"),
             is_network_measured: model.is_network_measured(),
             is_reduction_measured: plan.is_none_or(|plan| is_reduction_measured(model, plan)),
             num_repaired_points: model.num_repaired_points(),
@@ -36,6 +41,13 @@ impl Caveats {
         let mut notes = Vec::new();
         if self.is_estimated {
             notes.push("estimated, not measured: times and bytes come from the analytic model".to_owned());
+        }
+        if self.needs_kernels {
+            notes.push(
+                "linear attention is estimated with the kernels of flash-linear-attention: without them it takes about nine \
+                 times the memory, and more of the time"
+                    .to_owned(),
+            );
         }
         if prediction.extrapolated_ratio > 0.0 {
             let share = percent(prediction.extrapolated_ratio);

@@ -46,6 +46,7 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         is_budget_given: true,
         caveats: Caveats {
             is_estimated: false,
+            needs_kernels: false,
             is_network_measured: false,
             is_reduction_measured: false,
             num_repaired_points: 2,

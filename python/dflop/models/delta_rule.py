@@ -60,12 +60,13 @@ def layer_period(text: Any) -> int | None:
 
 @functools.cache
 def has_fused_rule() -> bool:
-    """Whether the recurrence of all samples is one call: with `flash-linear-attention`, on a GPU."""
+    """Whether the recurrence of all samples is one call: where `flash-linear-attention` is installed."""
     try:
-        importlib.import_module("fla.ops.gated_delta_rule")
+        found = importlib.import_module("fla.ops.gated_delta_rule")
     except Exception:  # noqa: BLE001 (transformers falls back after any error of the import)
         return False
-    return True
+    # Without it transformers takes its own function, which may overlook the bounds of samples.
+    return hasattr(found, "chunk_gated_delta_rule")
 
 
 def keep_samples_apart(modeling: ModuleType) -> None:
@@ -92,7 +93,8 @@ def _by_sample(function: Callable[..., Any], dim: int, *, takes_bounds: bool) ->
         takes_bounds: whether its fused form takes the bounds of the samples.
 
     Returns:
-        The same function with a further argument, `segment_tokens`: tokens of each sample.
+        The same function with a further argument, `segment_tokens`: tokens of each sample. It raises
+        `ValueError` where the fused form is not given the bounds.
     """
 
     @functools.wraps(function)
@@ -102,6 +104,9 @@ def _by_sample(function: Callable[..., Any], dim: int, *, takes_bounds: bool) ->
             return function(*args, **kwargs)
         bounds = kwargs.pop("cu_seqlens", None)
         if takes_bounds and has_fused_rule():
+            if bounds is None:
+                message = "the fused recurrence takes `cu_seqlens`: without it samples would see each other"
+                raise ValueError(message)
             return function(*args, cu_seqlens=bounds, **kwargs)
         columns = [_split(value, sizes, dim) for value in args]
         named = {name: _split(value, sizes, dim) for name, value in kwargs.items()}

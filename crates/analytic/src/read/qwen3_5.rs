@@ -52,7 +52,8 @@ fn linear(text: &Section, num_layers: u64) -> Result<Option<LinearAttention>, An
         }
     };
     if count == num_layers {
-        return Err(text.error(name, "must leave at least one layer with full attention"));
+        let field = if text.get(name).is_some() { name } else { "full_attention_interval" };
+        return Err(text.error(field, "must leave at least one layer with full attention"));
     }
     let num_key_heads = text.count("linear_num_key_heads")?;
     let num_value_heads = text.count("linear_num_value_heads")?;

@@ -8,6 +8,7 @@ pub(super) fn say<'a>(outcomes: impl Iterator<Item = &'a Outcome>) {
     let all = found.reduce(|(caveats, mut sum), (other, prediction)| {
         let caveats = Caveats {
             is_estimated: caveats.is_estimated || other.is_estimated,
+            needs_kernels: caveats.needs_kernels || other.needs_kernels,
             is_network_measured: caveats.is_network_measured && other.is_network_measured,
             is_reduction_measured: caveats.is_reduction_measured && other.is_reduction_measured,
             num_repaired_points: caveats.num_repaired_points.max(other.num_repaired_points),
