@@ -138,7 +138,7 @@ pub struct Experts {
     pub per_token: u64,
     /// Inner width of one, a gated MLP.
     pub width: u64,
-    /// Inner width of the expert that every token reads too, times a gate of its own; 0: there is none.
+    /// Inner width of the shared expert, which every token reads and whose result is multiplied by a gate; 0: there is none.
     pub shared_width: u64,
 }
 

@@ -204,7 +204,7 @@ impl Experts {
     }
 }
 
-/// The same pass where the forward keeps so many float32 values besides.
+/// The same pass, whose forward also keeps this many float32 values for each of its own.
 const fn wide_pass(kind: Kind, kept_float32: u64) -> Kind {
     match kind {
         Kind::Pass(pass) => Kind::Pass(Pass { kept_float32, ..pass }),

@@ -23,7 +23,7 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
     Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
 }
 
-/// Encoder and projector of a model of this kind, of which so many layers before the last give features too.
+/// Encoder and projector of a model of this kind. `num_deep_layers` of its layers give features beside the last layer.
 pub(super) fn tower(
     vision: &Section,
     llm: &Llm,

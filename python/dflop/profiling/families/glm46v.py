@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dflop.models.families.glm46v import Glm46v
-from dflop.profiling.families.glm4v import pieces_of
+from dflop.profiling.families.qwen3_vl import pieces_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,9 +1,11 @@
 """GLM-4.1V: as Qwen2-VL, with learnt positions, a convolution and a gated MLP as projector.
 
-encoder_embedding   patches_TC -> hidden_TV      norm and learnt positions, and rotary angles
-encoder_layer       hidden_TV  -> hidden_TV      attention within a picture or a frame pair
-projector           hidden_TV  -> features_ED    norm, convolution over merge^2 patches, MLP
-llm_layer           hidden_TD  -> hidden_TD      with norms before and after attention and MLP
+    encoder_embedding   patches_TC -> hidden_TV      norm and learnt positions, and rotary angles
+    encoder_layer       hidden_TV  -> hidden_TV      attention within a picture or a frame pair
+    projector           hidden_TV  -> features_ED    norm, convolution over merge^2 patches, MLP
+    llm_layer           hidden_TD  -> hidden_TD      with norms before and after attention and MLP
+
+They are made as those of Qwen3-VL: its encoder too has one kind of layers.
 """
 
 from __future__ import annotations
@@ -11,10 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dflop.models.families.glm4v import Glm4v
-from dflop.models.packing import PACKED_ENCODER
-from dflop.profiling.families.backbone import backbone_pieces
-from dflop.profiling.families.qwen2_vl import set_layers, vision_pieces
-from dflop.profiling.families.source import Source
+from dflop.profiling.families.qwen3_vl import pieces_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,17 +34,3 @@ def pieces(model_dir: Path) -> list[Piece]:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
     return pieces_of(Glm4v(model_dir))
-
-
-def pieces_of(family: Glm4v) -> list[Piece]:
-    """The pieces of a model that is built like GLM-4.1V.
-
-    Args:
-        family: the adapter of training, which has checked the configuration and gives the geometry.
-
-    Returns:
-        Six pieces.
-    """
-    source = Source(family.model_dir, family.config_class, family.model_class, set_layers, PACKED_ENCODER)
-    counts = {"encoder_layer": source.encoder.depth}
-    return [*vision_pieces(source, family, counts), *backbone_pieces(source)]

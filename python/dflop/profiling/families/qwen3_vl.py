@@ -21,6 +21,7 @@ from dflop.profiling.families.source import Source
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dflop.models.patches import PatchFamily
     from dflop.profiling.pieces import Piece
 
 
@@ -39,8 +40,8 @@ def pieces(model_dir: Path) -> list[Piece]:
     return pieces_of(Qwen3Vl(model_dir))
 
 
-def pieces_of(family: Qwen3Vl) -> list[Piece]:
-    """The pieces of a model that is built like Qwen3-VL.
+def pieces_of(family: PatchFamily) -> list[Piece]:
+    """The pieces of a model whose encoder has one kind of layers, as Qwen3-VL, Qwen3.5 and GLM-4.1V.
 
     Args:
         family: the adapter of training, which has checked the configuration and gives the geometry.
