@@ -218,7 +218,7 @@ def wait_for_end(path):
 
 
 WAITING = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 from dflop.child import end_with_parent
 
 end_with_parent()
@@ -226,7 +226,7 @@ signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 pathlib.Path(sys.argv[1], os.environ["RANK"]).touch()
 while True:
-    signal.pause()
+    time.sleep(0.02)
 """
 """A rank of torchrun that does nothing: it starts in no time."""
 STARTER = """

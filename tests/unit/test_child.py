@@ -23,7 +23,8 @@ from dflop.child import end_with_parent
 try:
     end_with_parent()
     print("ready", flush=True)
-    time.sleep(60)
+    while True:
+        time.sleep(0.02)
 except KeyboardInterrupt:
     pathlib.Path("told").write_text("x")
 """
@@ -78,7 +79,12 @@ def end(*_):
 
 signal.signal(signal.SIGINT, end)
 os.kill(os.getppid(), {number})
-time.sleep(60)
+while True:
+    time.sleep(0.02)
+"""
+"""A worker that tells its parent to end, and sleeps in short pieces.
+
+Python hears a signal between two lines: one that comes just before a long sleep begins is heard after it.
 """
 
 
@@ -171,13 +177,14 @@ def test_a_stopped_child_is_woken_to_hear_it(tmp_path: Path, monkeypatch: pytest
     """The agent of torchrun, stopped by `kill -STOP`: its command would wait for ever after SIGTERM."""
     monkeypatch.chdir(tmp_path)
     code = (
-        "import os, signal, subprocess\n"
+        "import os, signal, subprocess, time\n"
         "signal.signal(signal.SIGINT, lambda *_: os._exit(7))\n"
         # Another process tells the parent, once this one is stopped.
         "tell = 'while ! grep -q \"^State:.T\" /proc/{0}/status; do sleep 0.02; done; kill -TERM {1}'\n"
         "subprocess.Popen(['sh', '-c', tell.format(os.getpid(), os.getppid())])\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "signal.pause()\n"
+        "while True:\n"
+        "    time.sleep(0.02)\n"
     )
     assert run_child([sys.executable, "-c", code], os.environ, "the child") == (7, signal.SIGTERM)
 
