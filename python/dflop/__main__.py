@@ -1,6 +1,6 @@
 """The command `dflop`: Rust parses and checks everything.
 
-Four verbs are carried out here, because they need PyTorch. So is `profile data` if a function of Python gives
+Five verbs are carried out here, because they need PyTorch. So is `profile data` if a function of Python gives
 the shapes.
 """
 
@@ -68,6 +68,10 @@ def _run(request: dict[str, object]) -> int:
         from dflop.profiling.launch import launch as profile
 
         return profile(arguments)
+    if request["verb"] == "check":
+        from dflop.checking.check import check
+
+        return check(arguments)
     if request["verb"] == "export":
         from dflop.runtime.export import export
 
@@ -99,6 +103,8 @@ def _say_rehearsed(arguments: dict[str, Any]) -> None:
         f"error {found['error_median']:.2%} (median), "
         f"{found['error_p95']:.2%} (p95)"
     )
+    if arguments["steps"] == 1:
+        print("note: ranks connect in the first step, and there is no other: rehearse two steps or more")
     print(f"look at it: dflop report {Path(arguments['out']).parent} --run {arguments['out']}")
 
 

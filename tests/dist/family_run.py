@@ -25,7 +25,9 @@ from peft.tuners.lora import LoraLayer
 from tiny_families import OF_SOUND
 from transformers import Trainer
 
-from dflop._native import Dataset
+from dflop._native import Dataset, run_cli
+from dflop.checking.check import check
+from dflop.data.dataset import sample_from_encoded
 from dflop.models import load_adapter
 from dflop.models.adapters import PROJECTORS, add_adapters
 from dflop.models.parameters import component_of
@@ -62,6 +64,8 @@ _TOKENS = {
     "audioflamingo3": ("<sound>",),
 }
 """What the family's text has in the places of features, for ids `IMAGE` and `VIDEO`, or `SOUND`."""
+_ADDED = {"idefics3": ("<fake_token_around_image>", "<end_of_utterance>")}
+"""Tokens that the family's processor adds where the tokenizer lacks them."""
 _TEMPLATE = (
     "{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\n' -}}"
     "{%- if message.content is string -%}{{- message.content -}}{%- else -%}{%- for part in message.content -%}"
@@ -87,8 +91,9 @@ def write_tokenizer(folder, family):
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     first = SOUND if family in OF_SOUND else IMAGE
-    named = dict(enumerate(_TOKENS[family], first))
-    filled = [named.get(i, f"<|unused-{i}|>") for i in range(len(special) + len(alphabet), SOUND + 1)]
+    known = len(special) + len(alphabet)
+    named = dict(enumerate(_ADDED.get(family, ()), known)) | dict(enumerate(_TOKENS[family], first))
+    filled = [named.get(i, f"<|unused-{i}|>") for i in range(known, SOUND + 1)]
     assert IMAGE + 1 == VIDEO
     names = [*special, *alphabet, *filled]
     tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
@@ -104,6 +109,25 @@ def write_tokenizer(folder, family):
         "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_processor(folder, adapter):
+    """What the processor of some families reads of a file of its own, as published models have it."""
+    vision = getattr(adapter.config, "vision_config", None)
+    if adapter.family in ("idefics3", "smolvlm"):
+        side = vision.image_size // vision.patch_size // adapter.config.scale_factor
+        fields = {"image_seq_len": side**2}
+    elif adapter.family == "mistral3":
+        merged = adapter.config.spatial_merge_size
+        fields = {"patch_size": vision.patch_size, "spatial_merge_size": merged}
+    elif adapter.family == "qwen2_audio":
+        # Without it the processor has a template that asks for a helpful assistant.
+        template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+        (folder / "chat_template.jinja").write_text(template)
+        return
+    else:
+        return
+    (folder / "processor_config.json").write_text(json.dumps(fields))
 
 
 def _mark(family, kind):
@@ -122,6 +146,7 @@ class FamilyRun:
         model_dir = write_model(folder, name)
         self.adapter = load_adapter(model_dir)
         write_tokenizer(model_dir, self.adapter.family)
+        write_processor(model_dir, self.adapter)
         pretrained(self.adapter, folder / "saved", seed=77)
         for path in (folder / "saved").glob("*.safetensors*"):
             path.rename(model_dir / path.name)
@@ -208,6 +233,13 @@ class FamilyRun:
         ]
         return {**profile, "family": self.adapter.family, "variants": variants}
 
+    def is_that_of_transformers(self):
+        """What `dflop check` says, of weights that are read and of a sample of each kind."""
+        arguments = ["dflop", "check", "--config", str(self.folder / "dflop.yaml"), "--samples", "3"]
+        status, request = run_cli(arguments)
+        assert status == 0
+        return check(request["arguments"]) == 0
+
     def dataset(self):
         """Its samples, as the run reads them."""
         return Dataset(str(self.folder / "dflop.yaml"), str(self.folder / "data_profile.parquet"))
@@ -250,13 +282,11 @@ class PlainLoop:
         encoded = self.data.encode(index)
         media = self.run.media[encoded.id]
         assert [m.frame_indices for m in encoded.media] == [m.shape.frame_indices for m in media]
-        labels = list(encoded.labels)
         return SimpleNamespace(
             adapter=self.run.adapter,
-            ids=list(encoded.input_ids),
-            labels=labels,
+            sample=sample_from_encoded(index, encoded, self.run.adapter),
             media=media,
-            num_targets=sum(label != -100 for label in labels),
+            num_targets=sum(label != -100 for label in encoded.labels),
         )
 
     def step(self, batch):

@@ -147,6 +147,21 @@ def test_a_killed_rank_ends_the_others_by_name(demo, tmp_path):
     assert [m["step"] for m in lines(out / "metrics.jsonl")] == [0]
 
 
+def test_a_rank_is_killed_whose_actions_are_few(demo, tmp_path):
+    """Colocated ranks have a list of many microbatches, most of which have no sample."""
+    asked = rehearsal(demo, tmp_path / "out", (1, 1, 1), 2, kill={"rank": 1, "step": 1})
+    plan = json.loads((demo / "plan.json").read_text())
+    degrees = {"tensor_parallel_degree": 1, "pipeline_parallel_degree": 1, "data_parallel_degree": 2}
+    plan["best"]["layout"] = {"encoder": degrees, "llm": degrees, "placement": "colocated", "zero": 3}
+    plan["best"]["num_microbatches"] = 12
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    killed = run_training(asked | {"plan": str(path)}, tmp_path)
+    assert killed[1].status == -signal.SIGKILL, killed[1].stderr
+    assert "rehearse: rank 1 is killed in step 1, as --kill asks" in killed[1].stderr
+    assert [m["step"] for m in lines(tmp_path / "out/metrics.jsonl")] == [0]
+
+
 def test_the_summary_counts_all_but_the_first_step(tmp_path):
     """Steps of 100 (first), 102, 98 and 110 against 100: errors 0.02, 0.02, 0.10."""
     steps = [100, 102, 98, 110]

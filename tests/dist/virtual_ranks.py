@@ -19,7 +19,7 @@ from dflop.runtime.executor import Executor
 from dflop.runtime.meeting import Meeting
 from dflop.runtime.mesh import Mesh
 from dflop.runtime.rehearsal import (
-    Rehearsal,
+    Fate,
     RehearsedMessages,
     RehearsedStage,
     StepTimes,
@@ -28,7 +28,6 @@ from dflop.runtime.rehearsal import (
 from dflop.runtime.rehearse import gathers_layers
 
 NO_TIMES = StepTimes({}, 0, 0)
-REHEARSAL = Rehearsal(speed=1.0, slow_ranks={}, network_latency_ns=0, kill=None)
 
 
 class HangError(RuntimeError):
@@ -133,7 +132,8 @@ class VirtualRank:
         clock = DeviceClock(0, [0] * plan.num_ranks, lambda: 0, lambda _: None)
         together = Meeting(range(plan.num_ranks), rank, "meeting") if gathers_layers(plan) else None
         self.stages = {
-            stage: RehearsedStage(self.mesh, clock, stage, REHEARSAL, together) for stage in self.mesh.stages
+            stage: RehearsedStage(self.mesh, clock, stage, Fate(0, None), together)
+            for stage in self.mesh.stages
         }
         recorder = DeviceRecorder(rank, clock)
         self.clock, self.recorder = clock, recorder

@@ -1,6 +1,6 @@
 """A tiny model of each family that trains, samples of every kind it reads, and Hugging Face's way to run them.
 
-To put a family to the test, add it to `SETTINGS`, and say in `hugging_face` how its own model takes one sample.
+To put a family to the test, add it to `SETTINGS`, and say in `dflop/checking/reference.py` how its own model takes one sample.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import pytest
 import torch
 from conformance_settings import IMAGE, SETTINGS, SOUND, VIDEO
 from PIL import Image
-from shape_oracle import processor_of_sounds
-from tiny_families import CONDITION, write_config
+from tiny_families import write_config
 
 from dflop._native.testing import media_shape
+from dflop.checking.gradients import DECAYS, errors_of
+from dflop.checking.reference import Medium as Reference
+from dflop.checking.reference import arguments_of
 from dflop.data.sample import Sample
 from dflop.data.shares import share_of
 from dflop.models.adapter import MediaGrid
@@ -216,176 +218,13 @@ def conversations(directory, adapter, name):
 
 def hugging_face(conversation):
     """Arguments of Hugging Face's own model for one sample, by Hugging Face's own processors."""
-    adapter, media = conversation.adapter, conversation.media
-    arguments = {"input_ids": torch.tensor([conversation.ids]), "labels": torch.tensor([conversation.labels])}
-    if media:
-        arguments.update(globals()[f"_{adapter.family}"](adapter, media))
-    if "mm_token_type_ids" in arguments:
-        # 1 where an image's features go, 2 where a video's do.
-        has_videos = "video_grid_thw" in arguments
-        kinds = iter(
-            1 + (m.kind == "video" and has_videos) for m in media for _ in range(m.grid.num_features)
+    media = [
+        Reference(
+            m.kind, m.pictures, m.sound if m.kind == "audio" else None, m.fps if m.kind == "video" else None
         )
-        types = [next(kinds) if token in (IMAGE, VIDEO) else 0 for token in conversation.ids]
-        arguments["mm_token_type_ids"] = torch.tensor([types])
-    return arguments
-
-
-def _fields(adapter, name="preprocessor_config"):
-    return json.loads(_text(adapter.model_dir, name))
-
-
-def _frames(medium):
-    return torch.from_numpy(np.stack([np.asarray(frame) for frame in medium.pictures])).permute(0, 3, 1, 2)
-
-
-def _llava_onevision(adapter, media):
-    from transformers import LlavaOnevisionImageProcessorPil, LlavaOnevisionVideoProcessor
-
-    found = {}
-    images = [medium.pictures[0] for medium in media if medium.kind == "image"]
-    videos = [_frames(medium) for medium in media if medium.kind == "video"]
-    if images:
-        made = LlavaOnevisionImageProcessorPil(**_fields(adapter))([images], return_tensors="pt")
-        found.update(made)
-    if videos:
-        sizes = {key: value for key, value in _fields(adapter).items() if key != "image_grid_pinpoints"}
-        found.update(LlavaOnevisionVideoProcessor(**sizes)(videos, return_tensors="pt"))
-    return found
-
-
-def _llava(adapter, media):
-    from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil
-
-    fields = _fields(adapter)
-    made = {"CLIPImageProcessor": CLIPImageProcessorPil, "SiglipImageProcessor": SiglipImageProcessorPil}
-    images = [medium.pictures[0] for medium in media]
-    return dict(made[fields.pop("image_processor_type")](**fields)(images, return_tensors="pt"))
-
-
-def _llava_next(adapter, media):
-    from transformers import LlavaNextImageProcessorPil
-
-    images = [medium.pictures[0] for medium in media]
-    return dict(LlavaNextImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
-
-
-def _idefics3(adapter, media):
-    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-
-    images = [medium.pictures[0] for medium in media]
-    return dict(Idefics3ImageProcessorPil(**_fields(adapter))([images], return_tensors="pt"))
-
-
-def _smolvlm(adapter, media):
-    from transformers import SmolVLMVideoProcessor
-    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
-
-    found = []
-    for medium in media:
-        fields = _fields(adapter)
-        if medium.kind == "video":
-            made = SmolVLMVideoProcessor(**fields)([_frames(medium)], return_tensors="pt")
-        else:
-            made = SmolVLMImageProcessorPil(**fields)([[medium.pictures[0]]], return_tensors="pt")
-        found.append(made["pixel_values"])
-    # Of one sample, tiles and frames in the order of its media.
-    return {"pixel_values": torch.cat(found, dim=1)}
-
-
-def _internvl(adapter, media):
-    from transformers import InternVLVideoProcessor
-    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-
-    found = []
-    for medium in media:
-        if medium.kind == "video":
-            processor = InternVLVideoProcessor(**_fields(adapter, "video_preprocessor_config"))
-            found.append(processor([_frames(medium)], return_tensors="pt")["pixel_values_videos"][0])
-        else:
-            processor = GotOcr2ImageProcessorPil(**_fields(adapter), crop_to_patches=True)
-            found.append(processor([medium.pictures[0]], return_tensors="pt")["pixel_values"])
-    return {"pixel_values": torch.cat(found)}
-
-
-def _mistral3(adapter, media):
-    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
-
-    images = [medium.pictures[0] for medium in media]
-    side = adapter.config.vision_config.patch_size * adapter.config.spatial_merge_size
-    return dict(PixtralImageProcessorPil(**_fields(adapter))(images, patch_size=side, return_tensors="pt"))
-
-
-def _patches(adapter, media, video_processor, image_processor=None):
-    """Arguments of a model of the Qwen-VL kind, by the classes that read its videos and images."""
-    from transformers import Qwen2VLImageProcessorPil
-
-    image_processor = image_processor or Qwen2VLImageProcessorPil
-    found = {}
-    images = [medium.pictures[0] for medium in media if medium.kind == "image"]
-    videos = [_frames(medium) for medium in media if medium.kind == "video"]
-    if images:
-        found.update(image_processor(**_fields(adapter))(images, return_tensors="pt"))
-    if videos:
-        processor = video_processor(**_fields(adapter, "video_preprocessor_config"))
-        found.update(processor(videos, return_tensors="pt", do_sample_frames=False))
-    return {**found, "mm_token_type_ids": None}
-
-
-def _qwen2_vl(adapter, media):
-    from transformers import Qwen2VLVideoProcessor
-
-    return _patches(adapter, media, Qwen2VLVideoProcessor)
-
-
-def _qwen3_vl(adapter, media):
-    from transformers import Qwen3VLVideoProcessor
-
-    return _patches(adapter, media, Qwen3VLVideoProcessor)
-
-
-_qwen3_vl_moe = _qwen3_5 = _qwen3_5_moe = _qwen3_vl
-
-
-def _qwen2_5_vl(adapter, media):
-    seconds = [2 / medium.fps for medium in media if medium.kind == "video"]
-    found = _qwen2_vl(adapter, media)
-    return {**found, "second_per_grid_ts": torch.tensor(seconds)} if seconds else found
-
-
-def _glm4v(adapter, media):
-    from transformers import Glm4vImageProcessorPil, Glm4vVideoProcessor
-
-    def read(media):
-        return _patches(adapter, media, Glm4vVideoProcessor, Glm4vImageProcessorPil)
-
-    if len({medium.kind for medium in media}) == 1:
-        return read(media)
-    # Its model takes images or videos. A frame pair is to it as an image, at the same positions.
-    parts = [list(read([medium]).values())[:2] for medium in media]
-    grids = [[1, h, w] for _, grid in parts for t, h, w in grid.tolist() for _ in range(t)]
-    pixels = torch.cat([pixels for pixels, _ in parts])
-    return {"pixel_values": pixels, "image_grid_thw": torch.tensor(grids), "mm_token_type_ids": None}
-
-
-def _glm46v(adapter, media):
-    return _glm4v(adapter, media)
-
-
-def _qwen2_audio(adapter, media):
-    from transformers import WhisperFeatureExtractor
-
-    extractor = WhisperFeatureExtractor(**_fields(adapter))
-    options = {"padding": "max_length", "return_attention_mask": True, "return_tensors": "pt"}
-    found = extractor([medium.sound for medium in media], sampling_rate=RATE, **options)
-    return {"input_features": found["input_features"], "feature_attention_mask": found["attention_mask"]}
-
-
-def _audioflamingo3(adapter, media):
-    fields = _fields(adapter)
-    processor = processor_of_sounds(fields["feature_extractor"], fields["max_audio_len"])
-    found = processor(text=["<sound>"] * len(media), audio=[medium.sound for medium in media])
-    return {name: found[name] for name in ("input_features", "input_features_mask")}
+        for m in conversation.media
+    ]
+    return arguments_of(conversation.adapter, conversation.sample, media)
 
 
 def pretrained(adapter, directory, seed):
@@ -429,18 +268,6 @@ def check_gradients(found, expected, condition=1):
 
     Times `condition`, where the layers are given what differs by rounding already.
     """
-    assert set(found) == set(expected)
-    total = float(torch.stack([g.norm() for g in expected.values()]).norm())
-    floor = 1e-5 * total
-    for name, gradient in expected.items():
-        error = float((found[name] - gradient).norm())
-        # A softmax does not see what all its scores share, so without rotation the gradient of a key's bias is what the
-        # rounding of larger terms leaves: up to 6e-8 of them, and different in each order of sums.
-        least = 10 * floor if name.endswith("k_proj.bias") else floor
-        allowed = 1e-5 * condition * max(float(gradient.norm()), least)
-        if name.endswith(("linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.in_proj_a.weight")):
-            # Likewise those of decays, which stand in exponents of long sums: where the state fades at once, nothing
-            # else is left.
-            allowed = max(allowed, 1e-5 * max(CONDITION.values()) * float(gradient.norm()))
-            allowed = max(allowed, 2 * torch.finfo(torch.float32).eps * total)
-        assert error <= allowed, f"{name}: {error} of {float(gradient.norm())}"
+    for name, error in errors_of(found, expected).items():
+        allowed = 1e-5 * (1 if name.endswith(DECAYS) else condition)
+        assert error <= allowed, f"{name}: {error} of {float(expected[name].norm())}"

@@ -4,11 +4,15 @@
 #![allow(clippy::doc_markdown)]
 
 mod answers;
+mod check;
 mod profile;
 mod shell;
 
-pub(crate) use answers::{Advise, CostSource, Costs, EstimateRuns, Order, RanksMeet, Schedule, Simulate};
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+pub(crate) use answers::{
+    Advise, CostSource, Costs, EstimateRuns, Order, Probe, RanksMeet, Schedule, Show, Simulate,
+};
+pub(crate) use check::Check;
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use dflop_plan::{Objective, Only};
 use dflop_step::Arm;
 pub(crate) use profile::{Profile, ProfileData, ProfileDiff, ProfileMerge, ProfileModel};
@@ -26,7 +30,7 @@ use std::str::FromStr;
 #[command(
     name = "dflop",
     version,
-    after_help = "The usual order:\n  dflop demo-data demo && cd demo     data, a tiny model and a dflop.yaml to start from\n  dflop profile data                  what each sample costs, no pixel decoded\n  dflop profile model                 how fast this machine runs the model\n  dflop plan                          which layout, how many microbatches, and why\n  dflop train                         train it\n  dflop export run --out trained      its weights, for from_pretrained\n  dflop report .                      look at it\n\nExit status: 0 done; 1 the inputs are valid but the answer is no; 2 wrong arguments or files, or an internal error."
+    after_help = "The usual order:\n  dflop demo-data demo && cd demo     data, a tiny model and a dflop.yaml to start from\n  dflop profile data                  what each sample costs, no pixel decoded\n  dflop check                         losses and gradients as transformers has them, on your samples\n  dflop profile model                 how fast this machine runs the model\n  dflop plan                          which layout, how many microbatches, and why\n  dflop train                         train it\n  dflop export run --out trained      its weights, for from_pretrained\n  dflop report .                      look at it\n\nExit status: 0 done; 1 the inputs are valid but the answer is no; 2 wrong arguments or files, or an internal error."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -44,6 +48,7 @@ pub(crate) enum Verb {
     Schedule(Schedule),
     Costs(Costs),
     Advise(Advise),
+    Check(Check),
     Estimate(EstimateRuns),
     Train(Train),
     Rehearse(Rehearse),
@@ -142,8 +147,9 @@ pub(crate) struct Plan {
     /// Look at a part of the candidates only, for example `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
     ///
     /// Fields: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave (chunks of layers on each pipeline rank), colocated
-    /// (true, false), zero (0 to 3), recompute (none, selective, full, full:K: K layers of each stage) of both components, encoder.recompute, llm.recompute, cut (even, uneven), rank_order (tp-pp-dp: stages of a replica are neighbours; tp-dp-pp: replicas of a stage).
-    #[arg(long, value_name = "FIELD=VALUE,...")]
+    /// (true, false), zero (0 to 3), recompute (none, selective, full, full:K: K layers of each stage) of both components, encoder.recompute, llm.recompute, cut (even, uneven), rank_order (tp-pp-dp: stages of a replica are neighbours; tp-dp-pp: replicas of a stage), shard_ranks
+    /// (replicas over which ZeRO cuts: fewer than all of them hold copies beside each other).
+    #[arg(long, value_name = "FIELD=VALUE,...", value_parser = only)]
     pub(crate) only: Option<Only>,
     /// Plan with the times that a run's steps took, and say what a change to the best plan gains, less the restart
     ///
@@ -457,44 +463,12 @@ pub(crate) struct Report {
     pub(crate) listen: SocketAddr,
 }
 
-/// Say what an artifact holds, for people.
-///
-/// For a model profile it prints the device, recomputation, variants, links between ranks, and whether the profile was
-/// measured or estimated; and for each module the time for each token, its spread and the memory. Times are those of the
-/// forward (F), the backward (B), and the two halves of the backward, for inputs (I) and for weights (W). For a plan and a
-/// data profile it prints what `dflop plan` and `dflop profile data` print.
-#[derive(Debug, Args)]
-pub(crate) struct Show {
-    /// The file; or one of the words model_profile, data_profile and plan, for the file beside the configuration
-    pub(crate) artifact: PathBuf,
-    #[command(flatten)]
-    pub(crate) config: ConfigArgument,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Read the sizes of media files from their headers; nothing is decoded.
-///
-/// Exit status 0 when all files were read, 1 when some were not.
-#[derive(Debug, Args)]
-#[command(group(ArgGroup::new("rule").args(["model", "family"])))]
-pub(crate) struct Probe {
-    /// The files
-    #[arg(required = true, value_name = "FILE")]
-    pub(crate) files: Vec<PathBuf>,
-    /// Print one line of JSON for each file
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Also print the shape that the file has for the model in this directory
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: Option<PathBuf>,
-    /// Also print the shape that the file has for a model family with its default settings: glm4v, glm46v,
-    /// llava_onevision, mistral3, qwen2_vl or qwen2_5_vl (other families have no default settings: use --model)
-    #[arg(long, value_name = "MODEL_TYPE")]
-    pub(crate) family: Option<String>,
-    /// The most frames taken of a video, with --model or --family [default: the family's rule]
-    #[arg(long, value_name = "N", requires = "rule",
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(dflop_data::family::FRAMES_MAX)))]
-    pub(crate) video_max_frames: Option<u32>,
+/// Parts of a plan that are asked for, at least one.
+fn only(text: &str) -> Result<Only, String> {
+    let only: Only = text.parse().map_err(|error: dflop_plan::ParseOnlyError| error.to_string())?;
+    if only == Only::default() {
+        Err("names no part of a plan, as in `llm.pp=4`".to_owned())
+    } else {
+        Ok(only)
+    }
 }

@@ -1,7 +1,7 @@
 //! Run: arguments in, exit status out.
 //!
 //! Every verb reads a few files and writes one. Results go to stdout, messages to stderr. The verbs that need
-//! PyTorch, `profile model`, `train` and `export`, are parsed and checked here and handed to Python as a [`Request`]; so is
+//! PyTorch, `profile model`, `check`, `train` and `export`, are parsed and checked here and handed to Python as a [`Request`]; so is
 //! `profile data` where `model.family` names a function of Python.
 //!
 //! Exit status, chosen here only: 0 done; 1 the inputs are valid but the answer is no; 2 wrong arguments or
@@ -39,7 +39,7 @@ pub enum Outcome {
 /// What Python is asked to do.
 #[derive(Debug, serde::Serialize)]
 pub struct Request {
-    /// `profile_data` (import `model.family` and run the command line again with it), `profile_model`, `train` or `export`.
+    /// `profile_data` (import `model.family` and run the command line again with it), `profile_model`, `check`, `train` or `export`.
     pub verb: String,
     /// The arguments, checked, with paths resolved; a JSON object.
     pub arguments: serde_json::Value,

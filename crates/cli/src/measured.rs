@@ -108,6 +108,9 @@ pub(crate) struct StepSchedule {
     /// Hashes of the plan and of the data profile.
     #[serde(default)]
     pub(crate) made_from: MadeFrom,
+    /// Ranks of each node that it was made for; logs before November 2026 do not say it.
+    #[serde(default)]
+    pub(crate) ranks_per_node: Option<u32>,
     /// The global batch, in arrival order.
     pub(crate) samples: Vec<SampleIndex>,
     pub(crate) schedule: Schedule,

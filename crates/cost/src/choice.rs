@@ -6,6 +6,7 @@ use crate::module::{Collectives, Module, gradient_bytes};
 use crate::network::Links;
 use crate::settings::{ComponentSettings, CostSettings};
 use dflop_types::{Collective, LinkSpan, ModelProfile, ModuleProfile, Recompute, Variant};
+use std::collections::BTreeSet;
 
 /// The measured module that stands for one of the model's.
 struct Chosen<'a> {
@@ -148,7 +149,14 @@ impl<'a> Choice<'a> {
         }
         // Cut layers differ from whole ones, so a variant that lacks them has them not cut, as training would refuse to.
         if degree > 1 && cut.is_none() && name.ends_with("_layer") {
-            return Err(CostError::LayersNotCut { module: name, degree });
+            let variants = self.profile.variants.iter().filter(|variant| variant.modules.contains_key(name));
+            let degrees: BTreeSet<u32> =
+                std::iter::once(1).chain(variants.map(|variant| variant.tensor_parallel_degree)).collect();
+            return Err(CostError::LayersNotCut {
+                module: name,
+                degree,
+                degrees: degrees.into_iter().collect(),
+            });
         }
         Ok(cut.unwrap_or(base))
     }

@@ -73,13 +73,16 @@ pub enum CostError {
     },
     /// The settings cut layers that cannot be cut: the profile has other modules of that degree, but not them.
     #[error(
-        "model profile: `{module}` cannot be cut over {degree} ranks, must be with tensor parallel degree {degree}"
+        "model profile: `{module}` cannot be cut over {degree} ranks, only over {}",
+        or(.degrees)
     )]
     LayersNotCut {
         /// The layers.
         module: &'static str,
         /// Tensor parallel degree asked for.
         degree: u32,
+        /// Those that the profile has of the layers, ascending.
+        degrees: Vec<u32>,
     },
     /// The settings ask for adapters of what does not train.
     #[error("`trained.lora_rank` is {lora_rank} but `trained.llm` is false, must be 0 then")]
@@ -182,5 +185,15 @@ impl Hint for CostError {
             }
             _ => "measure again with `dflop profile model`".to_owned(),
         })
+    }
+}
+
+/// Numbers in words: `1, 2 or 4`.
+fn or(numbers: &[u32]) -> String {
+    let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    match words.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => "one rank".to_owned(),
     }
 }

@@ -43,6 +43,13 @@ pub fn explain(outcome: &Outcome) -> String {
             let _ = match outcome.num_candidates {
                 0 => writeln!(text, "  no layout is a candidate"),
                 1 => writeln!(text, "  1 candidate, which is rejected"),
+                number if outcome.rejections.iter().any(|r| r.rejection == Rejection::Estimate) => {
+                    writeln!(
+                        text,
+                        "  {}, of which all that were judged are rejected",
+                        counted(number, "candidate")
+                    )
+                }
                 number => writeln!(text, "  {}, all rejected", counted(number, "candidate")),
             };
             reasons(&mut text, outcome);
@@ -342,6 +349,9 @@ fn reasons(text: &mut String, outcome: &Outcome) {
         _ => None,
     };
     let cause = |rejection: &Rejection| match mend(rejection) {
+        None if *rejection == Rejection::Estimate && outcome.ranked.is_empty() => {
+            "not judged: estimates put others before them (`--exhaustive` judges all)".to_owned()
+        }
         Some(mend) => format!("{rejection}; {} fits: {}", mend.words, number::ns(mend.step_ns)),
         None => rejection.to_string(),
     };

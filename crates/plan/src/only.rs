@@ -1,6 +1,8 @@
 //! The choice of candidates that `dflop plan --only` makes, for example `colocated=true,zero=2`.
 
-use dflop_types::{Layout, ParseRecomputeError, Placement, RankOrder, Recomputation, Recompute, Zero};
+use dflop_types::{
+    Component, Layout, ParseRecomputeError, Placement, RankOrder, Recomputation, Recompute, Zero, counted,
+};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
@@ -31,6 +33,7 @@ pub struct Only {
     llm_recompute: Option<Recompute>,
     cut: Option<Cut>,
     rank_order: Option<RankOrder>,
+    shard_ranks: Option<u32>,
 }
 
 /// How layers are cut into stages.
@@ -56,9 +59,12 @@ pub enum ParseOnlyError {
         /// What it may be.
         rule: &'static str,
     },
+    /// A part that is named twice.
+    #[error("`{0}` is named twice, must be once")]
+    Twice(&'static str),
 }
 
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "encoder.tp",
     "encoder.pp",
     "encoder.dp",
@@ -73,6 +79,7 @@ const NAMES: [&str; 14] = [
     "llm.recompute",
     "cut",
     "rank_order",
+    "shard_ranks",
 ];
 
 impl FromStr for Only {
@@ -80,11 +87,16 @@ impl FromStr for Only {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut only = Self::default();
+        let mut named: Vec<&str> = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let Some(name) = NAMES.into_iter().find(|known| *known == name.trim()) else {
                 return Err(ParseOnlyError::Name(part.to_owned()));
             };
+            if named.contains(&name) {
+                return Err(ParseOnlyError::Twice(name));
+            }
+            named.push(name);
             let value = value.trim();
             let wrong = |rule| ParseOnlyError::Value { name, value: value.to_owned(), rule };
             let degree = || {
@@ -99,6 +111,7 @@ impl FromStr for Only {
                 "llm.pp" => only.llm_pp = degree()?,
                 "llm.dp" => only.llm_dp = degree()?,
                 "llm.interleave" => only.llm_interleave = degree()?,
+                "shard_ranks" => only.shard_ranks = degree()?,
                 "colocated" => {
                     only.placement = Some(match value {
                         "true" => Placement::Colocated,
@@ -157,6 +170,7 @@ impl fmt::Display for Only {
             mode("llm.recompute", self.llm_recompute.filter(|_| of_both.is_none())),
             self.cut.map(|cut| format!("cut={}", if cut == Cut::Even { "even" } else { "uneven" })),
             self.rank_order.map(|order| format!("rank_order={order}")),
+            number("shard_ranks", self.shard_ranks),
         ];
         f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(","))
     }
@@ -173,6 +187,7 @@ impl Only {
         let is_even = layout.encoder_cut.is_none() && layout.llm_cut.is_none();
         self.has_degrees(layout)
             && self.zero.is_none_or(|zero| zero == layout.zero)
+            && self.shard_ranks.is_none_or(|ranks| ranks == layout.shard_degree(Component::Llm))
             && self.cut.is_none_or(|cut| (cut == Cut::Even) == is_even)
             && (!layout.has_rank_orders() || self.rank_order.is_none_or(|order| order == layout.rank_order))
     }
@@ -190,9 +205,39 @@ impl Only {
             && self.placement.is_none_or(|placement| placement == layout.placement)
     }
 
+    /// Why no layout of so many ranks has these degrees, where the degrees alone tell.
+    pub(crate) fn why_not(&self, num_ranks: u32) -> Option<String> {
+        let product = |degrees: [Option<u32>; 3]| degrees.into_iter().flatten().fold(1, u32::saturating_mul);
+        let (encoder, llm) = (
+            product([self.encoder_tp, self.encoder_pp, self.encoder_dp]),
+            product([self.llm_tp, self.llm_pp, self.llm_dp]),
+        );
+        let more_than_one = |degree: Option<u32>| degree.is_some_and(|degree| degree > 1);
+        let is_pipeline = self.placement == Some(Placement::Disaggregated)
+            || more_than_one(self.llm_pp)
+            || more_than_one(self.encoder_pp)
+            || more_than_one(self.llm_interleave);
+        let least = if is_pipeline { encoder.saturating_add(llm) } else { encoder.max(llm) };
+        if least > num_ranks {
+            return Some(format!("which takes {} or more", counted(least.into(), "rank")));
+        }
+        if more_than_one(self.llm_interleave) && self.llm_pp == Some(1) {
+            return Some("and `llm.interleave` needs `llm.pp` of 2 or more".to_owned());
+        }
+        if is_pipeline && self.placement == Some(Placement::Colocated) {
+            return Some("and colocated ranks form no pipeline".to_owned());
+        }
+        None
+    }
+
     /// What replicas keep only a part of; `None` if any sharding may be tried.
     pub(crate) const fn zero(&self) -> Option<Zero> {
         self.zero
+    }
+
+    /// Over how many replicas shards are cut that is asked for; `None` if any may be tried.
+    pub(crate) const fn shard_ranks(&self) -> Option<u32> {
+        self.shard_ranks
     }
 
     /// Which ranks stand next to each other; `None` if any order may be tried.
@@ -239,7 +284,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,llm.interleave=2,colocated=false,zero=1,recompute=full,cut=even,rank_order=tp-dp-pp";
+        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,llm.interleave=2,colocated=false,zero=1,recompute=full,cut=even,rank_order=tp-dp-pp,shard_ranks=8";
         let only: Only = text.parse().unwrap();
         assert_eq!(only.to_string(), text);
         assert_eq!("".parse::<Only>(), Ok(Only::default()));
@@ -250,12 +295,23 @@ mod tests {
         }
         let both: Only = "encoder.recompute=full,llm.recompute=full".parse().unwrap();
         assert_eq!(both, "recompute=full".parse().unwrap());
-        // What is said last counts, as for every other part.
+        // `recompute` says both, and what is said of one of them after it counts.
         assert_eq!(
             "recompute=full,encoder.recompute=none".parse::<Only>().unwrap(),
             "llm.recompute=full,encoder.recompute=none".parse().unwrap()
         );
         assert_eq!(" zero = 3 ".replace(' ', "").parse::<Only>().unwrap().to_string(), "zero=3");
+    }
+
+    #[test]
+    fn degrees_that_no_layout_has_say_why() {
+        let why = |text: &str, ranks| text.parse::<Only>().unwrap().why_not(ranks).unwrap_or_default();
+        assert_eq!(why("llm.pp=29", 8), "which takes 30 ranks or more");
+        assert_eq!(why("llm.pp=29", 30), "");
+        assert_eq!(why("llm.tp=8,llm.dp=2", 15), "which takes 16 ranks or more");
+        assert_eq!(why("colocated=false,encoder.dp=4,llm.tp=4", 7), "which takes 8 ranks or more");
+        assert_eq!(why("llm.pp=1,llm.interleave=29", 8), "and `llm.interleave` needs `llm.pp` of 2 or more");
+        assert_eq!(why("colocated=true,llm.pp=2", 8), "and colocated ranks form no pipeline");
     }
 
     #[test]
@@ -266,11 +322,12 @@ mod tests {
             error("llm.recompute=full:0"),
             "`llm.recompute=full:0`: must be `none`, `selective`, `full`, or `selective:K` or `full:K` with a whole number K of 1 or more"
         );
+        assert_eq!(error("llm.tp=2,llm.tp=4"), "`llm.tp` is named twice, must be once");
         assert_eq!(error("llm.pp=0"), "`llm.pp=0`: must be a whole number of 1 or more");
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
         assert_eq!(
             error("dp=2"),
-            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave, colocated, zero, recompute, encoder.recompute, llm.recompute, cut, rank_order"
+            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave, colocated, zero, recompute, encoder.recompute, llm.recompute, cut, rank_order, shard_ranks"
         );
     }
 }

@@ -19,7 +19,7 @@ use crate::wide::{colocated_groups, first_modes, recomputing, ways, wide};
 use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, check_samples};
-use dflop_types::{Layout, MicrobatchShape, Rejection, SampleIndex};
+use dflop_types::{Layout, MicrobatchShape, RankedPlan, Rejection, SampleIndex};
 
 /// The best plans for the cluster, and why the others were not chosen.
 ///
@@ -36,6 +36,16 @@ use dflop_types::{Layout, MicrobatchShape, Rejection, SampleIndex};
 /// [`PlanError::TooFewRanks`], [`PlanError::Zero`], [`PlanError::Cost`]; [`PlanError::Step`] where no global batch can be
 /// drawn, a sample alone is over the cap on tokens, or times overflow. No plan that fits is no error.
 pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
+    search_and(input, true)
+}
+
+/// The plan of a search alone: what only explains an outcome, such as mends of what does not fit, is left out, as it takes
+/// longer than such a search.
+pub(crate) fn plan_alone(input: &SearchInput<'_>) -> Result<Option<RankedPlan>, PlanError> {
+    Ok(search_and(input, false)?.ranked.first().copied())
+}
+
+fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanError> {
     let num_ranks = input.cluster.num_ranks;
     if num_ranks < 1 {
         return Err(PlanError::TooFewRanks { num_ranks });
@@ -81,14 +91,14 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     found.keep_best();
     found.raise_peaks();
     let Found { ranked, rejections, num_judged, num_left, run_memory, p95_ns, .. } = found;
-    let mends = if input.compares || ranked.is_empty() {
+    let mends = if explains && (input.compares || ranked.is_empty()) {
         mends(input, &models, &known, &batches, &ranked, &rejections)?
     } else {
         Vec::new()
     };
     let ranked_first = ranked.first().map(Candidate::from);
     let caveats = Caveats::of(input.model_profile, model, ranked.first());
-    let ways = match ranked.first() {
+    let ways = match ranked.first().filter(|_| explains) {
         Some(best) => {
             let scheduler = Candidate::from(best).scheduler(input, &models)?;
             compare_with(
@@ -102,7 +112,9 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         None => Vec::new(),
     };
     let fitting_num_microbatches = match input.num_microbatches {
-        Some(own) if ranked.is_empty() => fitting_num_microbatches(input, own, &models, &known, &batches)?,
+        Some(own) if explains && ranked.is_empty() => {
+            fitting_num_microbatches(input, own, &models, &known, &batches)?
+        }
         _ => None,
     };
     Ok(Outcome {

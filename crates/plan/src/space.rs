@@ -133,9 +133,13 @@ pub(crate) fn colocated(
         let sharded = [Zero::States, Zero::Gradients, Zero::Parameters];
         layouts.extend(sharded.map(|zero| Layout::colocated(num_ranks, zero)));
     }
-    if has_nodes {
-        let whole = Layout::colocated(num_ranks, Zero::Parameters);
-        layouts.push(Layout { shard_ranks: Some(ranks_per_node), ..whole });
+    let groups = |zero, ranks| Layout { shard_ranks: Some(ranks), ..Layout::colocated(num_ranks, zero) };
+    if let Some(ranks) =
+        only.shard_ranks().filter(|&ranks| 1 < ranks && ranks < num_ranks && num_ranks.is_multiple_of(ranks))
+    {
+        layouts.extend([Zero::States, Zero::Gradients, Zero::Parameters].map(|zero| groups(zero, ranks)));
+    } else if has_nodes {
+        layouts.push(groups(Zero::Parameters, ranks_per_node));
     }
     let of_rank = 2 * global_batch_size.div_ceil(num_ranks.max(1));
     let most = num_microbatches.unwrap_or_else(|| of_rank.max(COLOCATED_MICROBATCHES).min(global_batch_size));

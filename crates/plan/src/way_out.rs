@@ -5,7 +5,7 @@ use crate::error::PlanError;
 use crate::input::SearchInput;
 use crate::only::Only;
 use crate::outcome::Outcome;
-use crate::search::search;
+use crate::search::plan_alone;
 use dflop_types::{Cluster, RankedPlan, counted, number};
 use std::sync::Arc;
 
@@ -41,16 +41,16 @@ pub struct WayOut {
 /// The parts of `--only` are left out first, each by itself, then all of them. If that gives no plan and memory binds, the
 /// cluster gets twice the ranks, four times and so on, up to 64 times, or 2,048 ranks.
 ///
-/// *Complexity*: a quick [`search`] for each part and for each doubling, on two global batches.
+/// *Complexity*: a quick [`crate::search()`] for each part and for each doubling, on two global batches.
 ///
 /// # Errors
-/// As [`search`].
+/// As [`crate::search()`].
 pub fn way_out(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<WayOut>, PlanError> {
     if !outcome.ranked.is_empty() || outcome.fitting_num_microbatches.is_some() {
         return Ok(None);
     }
     let best = |only: Only, cluster: Cluster| -> Result<Option<RankedPlan>, PlanError> {
-        let found = search(&SearchInput {
+        plan_alone(&SearchInput {
             only,
             cluster,
             compares: false,
@@ -60,8 +60,7 @@ pub fn way_out(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<WayO
             made_from: input.made_from.clone(),
             progress: &|_, _| {},
             ..*input
-        })?;
-        Ok(found.ranked.first().copied())
+        })
     };
     let asked = input.only.to_string();
     let parts: Vec<&str> = asked.split(',').filter(|part| !part.is_empty()).collect();
@@ -109,9 +108,10 @@ impl WayOut {
         let fits = format!("this plan fits, {step} a step: {}", self.plan.in_words());
         match &self.change {
             Change::WithoutParts(parts) if outcome.num_candidates == 0 => format!(
-                "no layout of {} has `--only {}`: leave out `{parts}`, and {fits}",
+                "no layout of {} has `--only {}`{}: leave out `{parts}`, and {fits}",
                 counted(outcome.num_ranks.into(), "rank"),
-                input.only
+                input.only,
+                input.only.why_not(outcome.num_ranks).map_or_else(String::new, |why| format!(", {why}"))
             ),
             Change::WithoutParts(parts) => format!(
                 "`--only {}` and {} contradict each other: leave out `{parts}`, and {fits}",

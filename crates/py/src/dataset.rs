@@ -150,6 +150,11 @@ impl Dataset {
         })
     }
 
+    fn messages(&self, py: Python<'_>, sample: u32) -> PyResult<String> {
+        self.profiled(sample)?;
+        py.detach(|| self.0.messages(SampleIndex(sample))).map_err(map(Kind::Profile))
+    }
+
     fn kind(&self, sample: u32) -> PyResult<String> {
         Ok(self.profiled(sample)?.kind.to_string())
     }

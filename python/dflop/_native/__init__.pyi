@@ -150,6 +150,8 @@ class Dataset:
     def __len__(self) -> int: ...
     def encode(self, sample: int) -> EncodedSample:
         """ProfileError if it is not as profiled; its `is_of_sample` is true if the sample is bad now."""
+    def messages(self, sample: int) -> str:
+        """What the chat template is rendered with, as JSON: a list of `{"role", "content"}`."""
     def kind(self, sample: int) -> Literal["text", "image", "multi_image", "video", "audio"]: ...
     def source(self, sample: int) -> str:
         """Name of the source in the mixture that it comes from."""

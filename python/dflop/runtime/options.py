@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,8 @@ class Options:
     """Bytes of decoded media that a rank keeps."""
     measure_memory_step: int | None
     """The step whose memory is counted, at least 1; none: no step's."""
+    ranks_per_node: int
+    """Ranks of each node, which are numbered node by node; in a rehearsal those of the cluster rehearsed."""
     memory_budget_bytes: int | None
     """Memory that a rank may use; schedules keep to it. None: no limit."""
     bucket_tokens_max: int | None
@@ -166,6 +169,7 @@ class Options:
             prefetch_depth=int(train["prefetch_depth"]),
             cache_bytes=int(config["data"]["cache_bytes"]),
             measure_memory_step=request.get("measure_memory_step"),
+            ranks_per_node=_ranks_per_node(request),
             memory_budget_bytes=config["cluster"]["memory_budget_bytes"],
             bucket_tokens_max=train["bucket_tokens_max"],
             profile_device=request.get("profile_device"),
@@ -188,6 +192,12 @@ class Options:
 def _first_timeout_s(train: Mapping[str, Any], timeout_s: float) -> float:
     first = train["first_timeout_seconds"]
     return max(timeout_s, FIRST_TIMEOUT_S) if first is None else float(first)
+
+
+def _ranks_per_node(request: Mapping[str, Any]) -> int:
+    configured = int(request["config"]["cluster"]["ranks_per_node"])
+    # One machine rehearses many nodes; torchrun knows the nodes that train.
+    return configured if "rehearsal" in request else int(os.environ.get("LOCAL_WORLD_SIZE", configured))
 
 
 def _evaluated(config: Mapping[str, Any], profile: str | None) -> Evaluated | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -179,6 +180,45 @@ _NOTHING = LlmInput(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY)
 """Stands for the batch of a microbatch that this rank has samples of; it holds no data."""
 
 
+class Fate:
+    """Whether and when this rank is killed: amid its actions of one step, while messages are under way."""
+
+    def __init__(self, rank: int, kill: tuple[int, int] | None) -> None:
+        """Of one rank.
+
+        Args:
+            rank: This one.
+            kill: As in `Rehearsal`.
+        """
+        self._rank = rank
+        self._step = kill[1] if kill is not None and kill[0] == rank else None
+        self._num_left: int | None = None
+
+    def begin(self, step: int, num_actions: int) -> None:
+        """A step begins.
+
+        Args:
+            step: Which.
+            num_actions: Actions that the rank's list has in it, over all its stages.
+        """
+        self._num_left = num_actions // 3 if step == self._step else None
+
+    def act(self) -> None:
+        """The next action is issued; in the step asked for the rank dies after a third of them."""
+        if self._num_left == 0:
+            self.end()
+        elif self._num_left is not None:
+            self._num_left -= 1
+
+    def end(self) -> None:
+        """The last action is issued: a rank whose actions were too few, since most had no sample, dies here."""
+        if self._num_left is not None:
+            # Else whoever reads of SIGKILL looks for the system's reasons.
+            sys.stderr.write(f"rehearse: rank {self._rank} is killed in step {self._step}, as --kill asks\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class RehearsedStage(Stage):
     """A stage whose actions take their predicted times and compute nothing."""
 
@@ -187,7 +227,7 @@ class RehearsedStage(Stage):
         mesh: Mesh,
         clock: DeviceClock,
         stage: int,
-        rehearsal: Rehearsal,
+        fate: Fate,
         meeting: Meeting | None = None,
     ) -> None:
         """A stage without times yet; `take` gives them.
@@ -196,19 +236,17 @@ class RehearsedStage(Stage):
             mesh: This rank's coordinates.
             clock: Of the device that it stands for.
             stage: Which one of its stages.
-            rehearsal: What was asked for.
+            fate: Of this rank.
             meeting: Ranks that start each action together, since they gather layers (ZeRO-3); none: no ranks
                 do.
         """
         super().__init__(torch.nn.Identity(), is_last=False, device=mesh.device)
         self._clock = clock
-        self._kill = rehearsal.kill
-        self._rank = mesh.rank
+        self._fate = fate
         self._stage = stage
         self._meeting = meeting
         self._work: StepWork | None = None
         self._times = StepTimes({}, 0, 0)
-        self._num_done = 0
 
     def take(self, work: StepWork, times: StepTimes) -> None:
         """Takes the work and the times of the step that comes next.
@@ -217,7 +255,7 @@ class RehearsedStage(Stage):
             work: This rank's share of it.
             times: Of its actions.
         """
-        self._work, self._times, self._num_done = work, times, 0
+        self._work, self._times = work, times
 
     def forward(
         self,
@@ -279,9 +317,7 @@ class RehearsedStage(Stage):
             with talking("start an action together"):
                 meet(self._clock, self._meeting)
         assert self._work is not None, "`take` comes before the step"
-        if self._kill == (self._rank, self._work.step) and self._num_done >= len(self._times.actions) // 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._num_done += 1
+        self._fate.act()
         work = self._work.stages[self._stage][microbatch]
         messages = () if letter == "W" else work.below if letter == "F" else work.above
         receivers = [transfer.peer for transfer in messages]

@@ -25,6 +25,7 @@ from dflop.runtime.options import Options
 from dflop.runtime.progress import say
 from dflop.runtime.records import step_metrics
 from dflop.runtime.rehearsal import (
+    Fate,
     Rehearsal,
     RehearsedMessages,
     RehearsedStage,
@@ -93,9 +94,8 @@ class Rehearser:
         self._component = Meeting(of_component, mesh.rank, mesh.control, 1)
         meeting = Meeting(everyone, mesh.rank, mesh.control, 2) if gathers_layers(plan) else None
         self._clock = clock = device_clock(mesh)
-        self._stages = {
-            stage: RehearsedStage(mesh, clock, stage, rehearsal, meeting) for stage in mesh.stages
-        }
+        self._fate = fate = Fate(mesh.rank, rehearsal.kill)
+        self._stages = {stage: RehearsedStage(mesh, clock, stage, fate, meeting) for stage in mesh.stages}
         self._messages = RehearsedMessages(mesh, clock)
         self._recorder = DeviceRecorder(mesh.rank, clock)
         self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
@@ -162,7 +162,9 @@ class Rehearser:
             return False
         start_together(self._clock, self._mesh, self._all_ranks)
         self._recorder.begin()
+        self._fate.begin(turn.step, len(times.actions))
         self._executor.run_step(work, actions)
+        self._fate.end()
         tail = self._recorder.now()
         with talking("end the backward together"):
             meet(self._clock, self._component)
@@ -208,6 +210,7 @@ class Rehearser:
             "pair": None,
             "is_recorded": True,
             "made_from": self._options.made_from,
+            "ranks_per_node": self._options.ranks_per_node,
             "deferred": turn.deferred,
             "correction": turn.correction,
         }

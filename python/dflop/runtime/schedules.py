@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,8 +64,7 @@ class Schedules:
                 options.model_profile_path,
                 options.seed,
                 options.memory_budget_bytes,
-                # Ranks of each node: torchrun numbers ranks node by node.
-                int(os.environ.get("LOCAL_WORLD_SIZE", mesh.num_ranks)),
+                options.ranks_per_node,
                 giants=options.giants,
                 bucket_tokens_max=options.bucket_tokens_max,
             )

@@ -147,6 +147,7 @@ class StepWriter:
             "pair": turn.pair,
             "is_recorded": turn.is_recorded,
             "made_from": self._options.made_from,
+            "ranks_per_node": self._options.ranks_per_node,
             "deferred": turn.deferred,
             "correction": turn.correction,
             "bad": [[one.sample, one.substitute] for one in turn.bad],

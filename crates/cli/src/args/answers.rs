@@ -1,12 +1,12 @@
-//! What is answered without a plan or beside one: times, costs, predictions and balanced buckets.
+//! What is answered without a plan or beside one: times, costs, predictions, balanced buckets, what files hold.
 
 // These comments are shown in a terminal as they stand, where backticks are noise.
 #![allow(clippy::doc_markdown)]
 
-use super::PlanFiles;
+use super::{ConfigArgument, PlanFiles};
 use crate::advice::code::Trainer;
 use crate::commands::what_if::{Setting, setting};
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use dflop_types::Recipe;
 use std::path::PathBuf;
 
@@ -281,4 +281,46 @@ pub(crate) struct Schedule {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Say what an artifact holds, for people.
+///
+/// For a model profile it prints the device, recomputation, variants, links between ranks, and whether the profile was
+/// measured or estimated; and for each module the time for each token, its spread and the memory. Times are those of the
+/// forward (F), the backward (B), and the two halves of the backward, for inputs (I) and for weights (W). For a plan and a
+/// data profile it prints what `dflop plan` and `dflop profile data` print.
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    /// The file; or one of the words model_profile, data_profile and plan, for the file beside the configuration
+    pub(crate) artifact: PathBuf,
+    #[command(flatten)]
+    pub(crate) config: ConfigArgument,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Read the sizes of media files from their headers; nothing is decoded.
+///
+/// Exit status 0 when all files were read, 1 when some were not.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("rule").args(["model", "family"])))]
+pub(crate) struct Probe {
+    /// The files
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Print one line of JSON for each file
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also print the shape that the file has for the model in this directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Also print the shape that the file has for a model family with its default settings: glm4v, glm46v,
+    /// llava_onevision, mistral3, qwen2_vl or qwen2_5_vl (other families have no default settings: use --model)
+    #[arg(long, value_name = "MODEL_TYPE")]
+    pub(crate) family: Option<String>,
+    /// The most frames taken of a video, with --model or --family [default: the family's rule]
+    #[arg(long, value_name = "N", requires = "rule",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(dflop_data::family::FRAMES_MAX)))]
+    pub(crate) video_max_frames: Option<u32>,
 }

@@ -113,7 +113,9 @@ impl FromRun {
         }
         measured.drain(..measured.len().saturating_sub(STEPS_MAX));
         let budget = config.cluster.memory_budget_bytes;
-        let scheduler = StepScheduler::of_plan(&plan, data, model, budget, plan.seed)?;
+        let of_log = measured.iter().rev().find_map(|(_, line)| line.ranks_per_node);
+        let scheduler = StepScheduler::of_plan(&plan, data, model, budget, plan.seed)?
+            .with_ranks_per_node(of_log.unwrap_or(config.cluster.ranks_per_node))?;
         let mut correction = Correction::new(&scheduler);
         let layout = plan.best.layout;
         for (trace, line) in &measured {
@@ -155,6 +157,7 @@ impl FromRun {
             config.cluster.memory_budget_bytes,
             plan.seed,
         )?
+        .with_ranks_per_node(config.cluster.ranks_per_node)?
         .with_bucket_tokens_max(config.train.bucket_tokens_max)?
         .adjusted(self.live.adjustment(&best.layout))?;
         let batches = inputs.batches(&self.plan)?;

@@ -3,6 +3,7 @@
 mod advise;
 mod advise_inputs;
 mod caveats;
+mod check;
 mod costs;
 mod demo_data;
 mod emit;
@@ -68,6 +69,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Schedule(arguments) => done(schedule::run(&arguments)),
         Verb::Costs(arguments) => done(costs::run(&arguments)),
         Verb::Advise(arguments) => done(advise::run(&arguments)),
+        Verb::Check(arguments) => check::run(&arguments),
         Verb::Estimate(arguments) => done(estimate_runs::run(&arguments)),
         Verb::Train(arguments) => python::train(&arguments),
         Verb::Rehearse(arguments) => rehearse::run(&arguments),

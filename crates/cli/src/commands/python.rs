@@ -146,7 +146,7 @@ impl Sizes {
 }
 
 /// `Ok` if the model has a directory: what is known by name alone can be planned, and neither measured nor trained.
-fn has_directory(config: &config::Config) -> Result<(), Failure> {
+pub(super) fn has_directory(config: &config::Config) -> Result<(), Failure> {
     let Some(name) = &config.model.name else { return Ok(()) };
     let hint = "set `model.dir` to a directory with its config.json, weights and tokenizer, as `huggingface-cli download` \
                 makes it, in place of `model.name`";

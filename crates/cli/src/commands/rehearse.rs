@@ -67,6 +67,10 @@ fn check_numbers(arguments: &args::Rehearse, num_ranks: u32) -> Result<(), Failu
     if !(0.0..=1e6).contains(&arguments.network_latency) {
         return fail(format!("`--network-latency` is {}, must be 0 to 1000000", arguments.network_latency));
     }
+    let ranks: Vec<u32> = arguments.slow_rank.iter().map(|slow| slow.rank).collect();
+    if let Some((_, twice)) = ranks.iter().enumerate().find(|(at, rank)| ranks[..*at].contains(rank)) {
+        return fail(format!("`--slow-rank` names rank {twice} twice, must be once"));
+    }
     let slow = arguments.slow_rank.iter().map(|slow| ("--slow-rank", slow.rank));
     let killed = arguments.kill.iter().map(|kill| ("--kill", kill.rank));
     if let Some((flag, rank)) = slow.chain(killed).find(|(_, rank)| *rank >= num_ranks) {

@@ -38,6 +38,7 @@ pub(super) fn check(
     }
     let budget_bytes = inputs.config.cluster.memory_budget_bytes;
     let scheduler = StepScheduler::of_plan(plan, data, &inputs.model_profile, budget_bytes, plan.seed)?
+        .with_ranks_per_node(inputs.config.cluster.ranks_per_node)?
         .with_bucket_tokens_max(inputs.config.train.bucket_tokens_max)?;
     let at = |index: usize| {
         move |cause| Failure::new(format!("`{}` line {}: {cause}", path.display(), index + 1), None)

@@ -1,10 +1,11 @@
 //! The samples of a data profile, read again for training, and held to what was profiled.
 
-use super::measure::{Corpus, MeasuredSample, Media, Rule};
+use super::measure::{BadSample, Corpus, MeasuredSample, Media, Rule};
 use super::stamp::MediaHash;
 use super::{OnChangedMedia, ProfileSettings, check_complete};
 use crate::error::DataError;
 use crate::source::location::Location;
+use crate::source::readers::RawRecord;
 use crate::source::store::{Stores, blocks};
 use crate::text::tokens::Tokens;
 use dflop_types::{DataProfile, Place, ProfiledSample, SampleIndex, printable};
@@ -114,6 +115,32 @@ impl Dataset {
     /// If there is no such sample.
     pub fn encode(&self, sample: SampleIndex) -> Result<EncodedSample, DataError> {
         let profiled = &self.profile.samples[sample.index()];
+        let (record, file) = self.record(profiled)?;
+        // A substitute has the position of the sample that it replaces; its id shows which sample it is.
+        let measured = self.corpus.measure(&self.rule, profiled.source, &profiled.id, &record);
+        let measured = measured.map_err(turned_bad(profiled, file))?;
+        let notice = self.compare_media(profiled, &measured)?;
+        compare(profiled, &measured)?;
+        let Tokens { input_ids, feature_mask, labels } = measured.tokens.expand();
+        Ok(EncodedSample { id: measured.id, input_ids, feature_mask, labels, media: measured.media, notice })
+    }
+
+    /// The messages that the chat template is rendered with for a sample, as JSON: a list of `{"role", "content"}`.
+    ///
+    /// # Errors
+    /// As for [`Dataset::encode`], where its record cannot be read.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    pub fn messages(&self, sample: SampleIndex) -> Result<String, DataError> {
+        let profiled = &self.profile.samples[sample.index()];
+        let (record, file) = self.record(profiled)?;
+        let from = &self.corpus.mixture.sources[profiled.source as usize];
+        self.rule.messages(&record, from).map_err(turned_bad(profiled, file))
+    }
+
+    /// The record of a sample, and the file that it is in.
+    fn record(&self, profiled: &ProfiledSample) -> Result<(RawRecord, &Location), DataError> {
         let index = profiled.source as usize;
         let changed = || DataError::Stale {
             name: "dataset",
@@ -124,18 +151,7 @@ impl Dataset {
         let file = profiled.place.file.checked_sub(self.corpus.first_file[index]);
         let file = file.filter(|&file| (file as usize) < reader.files().len()).ok_or_else(changed)?;
         let record = reader.fetch(&self.corpus.stores, Place { file, ..profiled.place })?;
-        // A substitute has the position of the sample that it replaces; its id shows which sample it is.
-        let measured = self.corpus.measure(&self.rule, profiled.source, &profiled.id, &record);
-        let measured = measured.map_err(|bad| DataError::TurnedBad {
-            id: profiled.id.clone(),
-            file: reader.files()[file as usize].to_string(),
-            fault: bad.fault,
-            cause: bad.cause,
-        })?;
-        let notice = self.compare_media(profiled, &measured)?;
-        compare(profiled, &measured)?;
-        let Tokens { input_ids, feature_mask, labels } = measured.tokens.expand();
-        Ok(EncodedSample { id: measured.id, input_ids, feature_mask, labels, media: measured.media, notice })
+        Ok((record, &reader.files()[file as usize]))
     }
 
     /// Whether the media of a sample are those that were profiled, as far as sizes, times of change and sampled bytes tell;
@@ -175,6 +191,16 @@ impl Dataset {
             ))),
             (None, _) => Ok(None),
         }
+    }
+}
+
+/// A fault of a sample that was good when it was profiled.
+fn turned_bad(profiled: &ProfiledSample, file: &Location) -> impl Fn(BadSample) -> DataError {
+    move |bad| DataError::TurnedBad {
+        id: profiled.id.clone(),
+        file: file.to_string(),
+        fault: bad.fault,
+        cause: bad.cause,
     }
 }
 

@@ -149,6 +149,11 @@ impl Rule {
         self.measure_parsed(&ParsedRecord::new(record, from)?, fallback_id, stores)
     }
 
+    /// The messages of a record of the source `from`, as JSON.
+    pub(crate) fn messages(&self, record: &RawRecord, from: &Source) -> Result<String, BadSample> {
+        Ok(self.tokenizer.messages(&ParsedRecord::new(record, from)?.conversation))
+    }
+
     /// The sample in a record whose conversation is known.
     pub(crate) fn measure_parsed(
         &self,

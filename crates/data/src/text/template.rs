@@ -182,6 +182,14 @@ impl ChatTemplate {
         self.between_prefixes(turns, &messages, text)
     }
 
+    /// The messages that the template is rendered with, as JSON: a list of `{"role", "content"}`.
+    pub(crate) fn messages(&self, conversation: &Conversation) -> String {
+        let turns = conversation.turns.iter();
+        let messages: Vec<Message> =
+            turns.map(|turn| self.message(conversation, turn, Marks::None)).collect();
+        serde_json::json!(messages).to_string()
+    }
+
     /// The answers of `text` by what the template writes before and up to each.
     fn between_prefixes(
         &self,

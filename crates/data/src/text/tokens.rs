@@ -169,10 +169,8 @@ impl ChatTokenizer {
             TurnPart::Media(_) => 0,
         }))?;
         self.refuse_marks(conversation)?;
-        let has_video = conversation.media.iter().any(|medium| medium.kind == MediaKind::Video);
-        let of_videos = self.template_of_videos.as_ref().filter(|_| has_video);
-        let template = of_videos.unwrap_or(&self.template);
-        let rendered = template.render(conversation).map_err(TextFault::of_template)?;
+        let rendered =
+            self.template_for(conversation).render(conversation).map_err(TextFault::of_template)?;
         // As `startswith` of Python: an empty token begins every text.
         let has_bos = self.bos_token.as_ref().is_some_and(|bos| rendered.text.starts_with(bos.as_str()));
         let filled = self.fill(conversation, rendered, shapes)?;
@@ -206,6 +204,16 @@ impl ChatTokenizer {
             }
         }
         Ok(())
+    }
+
+    /// The messages that the chat template is rendered with, as JSON.
+    pub(crate) fn messages(&self, conversation: &Conversation) -> String {
+        self.template_for(conversation).messages(conversation)
+    }
+
+    fn template_for(&self, conversation: &Conversation) -> &ChatTemplate {
+        let has_video = conversation.media.iter().any(|medium| medium.kind == MediaKind::Video);
+        self.template_of_videos.as_ref().filter(|_| has_video).unwrap_or(&self.template)
     }
 
     /// The text with the pieces of the media where the placeholders stood.

@@ -74,6 +74,17 @@ impl StepScheduler {
         Ok(self)
     }
 
+    /// The same scheduler for such a cluster, where it is known; else it is given back as it is.
+    ///
+    /// # Errors
+    /// As [`StepScheduler::with_ranks_per_node`].
+    pub fn on_nodes(self, ranks_per_node: Option<u32>) -> Result<Self, StepError> {
+        match ranks_per_node {
+            Some(ranks) => self.with_ranks_per_node(ranks),
+            None => Ok(self),
+        }
+    }
+
     /// What crosses the boundary under a schedule.
     ///
     /// # Errors

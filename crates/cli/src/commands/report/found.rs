@@ -177,11 +177,15 @@ impl Found {
 
     /// The scheduler of each plan; none without data and a model profile.
     pub(super) fn schedulers(&self) -> Result<Vec<Option<StepScheduler>>, Failure> {
-        let of = |planned: &Planned| {
+        let of = |(index, planned): (usize, &Planned)| {
             let (Some(data), Some(model)) = (&self.data, &planned.model) else { return Ok(None) };
-            Ok(Some(StepScheduler::of_plan(&planned.plan, data, model, None, planned.plan.seed)?))
+            let scheduler = StepScheduler::of_plan(&planned.plan, data, model, None, planned.plan.seed)?;
+            let lines = self.schedules.iter().rev();
+            let nodes =
+                lines.filter(|line| self.plan_index(line) == index).find_map(|line| line.ranks_per_node);
+            Ok(Some(scheduler.on_nodes(nodes)?))
         };
-        self.planned.iter().map(of).collect()
+        self.planned.iter().enumerate().map(of).collect()
     }
 
     /// The measured steps of one of [`Found::planned`], each with its schedule, in the order in which they ran.
@@ -298,8 +302,10 @@ impl Found {
             return Ok(None);
         };
         // A report is also made of a directory without a configuration: then there is no budget to hold to.
-        let given = config::load(&dir.join("dflop.yaml")).ok().and_then(|c| c.cluster.memory_budget_bytes);
-        let scheduler = StepScheduler::of_plan(plan, data, model, given, plan.seed)?;
+        let config = config::load_plan(&dir.join("dflop.yaml")).ok();
+        let given = config.as_ref().and_then(|c| c.cluster.memory_budget_bytes);
+        let nodes = config.map(|c| c.cluster.ranks_per_node);
+        let scheduler = StepScheduler::of_plan(plan, data, model, given, plan.seed)?.on_nodes(nodes)?;
         let found = scheduler.outliers(plan.global_batch_size, NAMED);
         let ms = |ns: u64| ns as f64 / 1e6;
         let view = |o: &dflop_step::Outlier| dflop_report::OutlierView {

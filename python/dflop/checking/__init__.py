@@ -1,0 +1,1 @@
+"""`dflop check`: what dflop makes of a user's model and samples, beside what Hugging Face makes of them."""
