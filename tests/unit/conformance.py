@@ -155,6 +155,9 @@ class Conversation:
             # Qwen3-VL and GLM-4.1V write the time of each frame pair of a video.
             is_timed = adapter.family.startswith(("qwen3", "glm")) and medium.kind == "video"
             apart = medium.grid.num_tiles if is_timed else 1
+            if adapter.family == "gemma3":
+                # So does it behind each square.
+                apart = medium.grid.num_tiles
             if adapter.family == "mistral3":
                 # Something stands behind each row of features.
                 apart = medium.grid.patches[0] // adapter.config.spatial_merge_size
@@ -220,6 +223,9 @@ def hugging_face(conversation):
     arguments = {"input_ids": torch.tensor([conversation.ids]), "labels": torch.tensor([conversation.labels])}
     if media:
         arguments.update(globals()[f"_{adapter.family}"](adapter, media))
+    if adapter.family == "gemma3":
+        # Tells its model which tokens see the rest of their picture.
+        arguments["token_type_ids"] = (arguments["input_ids"] == IMAGE).long()
     if "mm_token_type_ids" in arguments:
         # 1 where an image's features go, 2 where a video's do.
         has_videos = "video_grid_thw" in arguments
@@ -306,6 +312,14 @@ def _internvl(adapter, media):
             processor = GotOcr2ImageProcessorPil(**_fields(adapter), crop_to_patches=True)
             found.append(processor([medium.pictures[0]], return_tensors="pt")["pixel_values"])
     return {"pixel_values": torch.cat(found)}
+
+
+def _gemma3(adapter, media):
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    images = [medium.pictures[0] for medium in media]
+    found = Gemma3ImageProcessorPil(**_fields(adapter)["image_processor"])(images, return_tensors="pt")
+    return {"pixel_values": found["pixel_values"]}
 
 
 def _mistral3(adapter, media):

@@ -7,8 +7,7 @@
 //! As `python/dflop/models/adapters.py` puts them: on every linear map of the layers of the LLM backbone, without dropout.
 //! Router and experts are no linear maps of PyTorch; they are frozen and have none.
 
-use crate::architecture::NormKind;
-use crate::backbone::LLM_LAYERS;
+use crate::architecture::{LLM_LAYERS, NormKind};
 use crate::modules::{Module, matrix, pass};
 use crate::operations::{Cut, Kind, Operation, Product};
 

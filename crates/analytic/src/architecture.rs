@@ -1,5 +1,14 @@
 //! What a model is made of, in integers.
 
+/// A layer with linear attention, where other layers have full attention. A model profile has the mean of both as its
+/// `llm_layer`.
+pub const LINEAR_LAYER: &str = "llm_linear_layer";
+/// A layer whose attention stays within a window, where other layers have attention over all tokens before. A model profile
+/// has the mean of both as its `llm_layer`.
+pub const SLIDING_LAYER: &str = "llm_sliding_layer";
+/// All kinds of layers of the backbone.
+pub(super) const LLM_LAYERS: [&str; 3] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER];
+
 /// How a norm is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {

@@ -1,19 +1,10 @@
 //! The modules of the LLM backbone as steps.
 
-use crate::architecture::{Experts, Llm, MlpKind, NormKind};
+use crate::architecture::{Experts, LINEAR_LAYER, Llm, MlpKind, NormKind, SLIDING_LAYER};
 use crate::delta_rule::{Convolution, DeltaRule};
 use crate::modules::{Module, cut_pass, each, matrix, mlp, pass, residual, rotation};
 use crate::operations::{Attention, Cut, Kind, Operation, Product, Rows};
 use crate::pass::Pass;
-
-/// A layer with linear attention, where other layers have full attention. A model profile has the mean of both as its
-/// `llm_layer`.
-pub const LINEAR_LAYER: &str = "llm_linear_layer";
-/// A layer whose attention stays within a window, where other layers have attention over all tokens before. A model profile
-/// has the mean of both as its `llm_layer`.
-pub const SLIDING_LAYER: &str = "llm_sliding_layer";
-/// All kinds of layers of the backbone.
-pub(super) const LLM_LAYERS: [&str; 3] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER];
 
 impl Llm {
     fn module(&self, name: &'static str, count: u64, kinds: Vec<Kind>) -> Module {

@@ -1,7 +1,6 @@
 //! A whole model profile that nobody measured: its modules timed by the roofline, its links from the table of hardware.
 
-use crate::architecture::Architecture;
-use crate::backbone::{LINEAR_LAYER, SLIDING_LAYER};
+use crate::architecture::{Architecture, LINEAR_LAYER, SLIDING_LAYER};
 use crate::error::AnalyticError;
 use crate::gpt::Gpt;
 use crate::hardware::Hardware;

@@ -32,9 +32,9 @@ mod utilization;
 mod work;
 
 pub use architecture::{
-    Architecture, Encoder, LinearAttention, Llm, MlpKind, NormKind, Patches, Projector, SlidingAttention,
+    Architecture, Encoder, LINEAR_LAYER, LinearAttention, Llm, MlpKind, NormKind, Patches, Projector,
+    SLIDING_LAYER, SlidingAttention,
 };
-pub use backbone::{LINEAR_LAYER, SLIDING_LAYER};
 pub use catalogue::{CatalogueModel, catalogue, catalogue_model};
 pub use error::AnalyticError;
 pub use estimate::{EstimateSettings, estimate, estimate_gpt};

@@ -1,7 +1,6 @@
 //! The modules of a model as steps: by the names that a model profile has.
 
-use crate::architecture::{Architecture, Encoder, MlpKind, NormKind, Patches};
-use crate::backbone::LLM_LAYERS;
+use crate::architecture::{Architecture, Encoder, LLM_LAYERS, MlpKind, NormKind, Patches};
 use crate::operations::{Attention, Cut, Kind, Operation, Product, Rows};
 use crate::pass::Pass;
 use crate::work::{Phase, Work};

@@ -1,7 +1,6 @@
 //! Model FLOPs utilization (MFU): the operations that a model needs, over what the devices could do in the time.
 
-use crate::architecture::Architecture;
-use crate::backbone::LLM_LAYERS;
+use crate::architecture::{Architecture, LLM_LAYERS};
 use dflop_types::{MicrobatchShape, ModelProfile, Trained};
 
 impl Architecture {
