@@ -7,11 +7,13 @@ import pytest
 import torch
 from conformance import CPU, FLOAT, check_gradients, conversations, expected_gradients
 from conformance_settings import SETTINGS
-from tiny_families import write_config
+from safetensors.torch import save_file
+from tiny_families import TINY, write_config
 
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.shares import share_of
 from dflop.models import load_adapter
+from dflop.models.load import Weights
 
 pytestmark = pytest.mark.usefixtures("quiet")
 EMBEDDING = "model.language_model.embed_tokens.weight"
@@ -60,3 +62,31 @@ def test_the_gradients_of_both_ends_are_that_of_the_one_matrix(cuts, tmp_path):
     holders = [stage for stage in stages if EMBEDDING in dict(stage.named_parameters())]
     assert len(holders) == min(2, len(cuts))
     check_gradients(found, expected)
+
+
+def test_weights_are_read_under_the_names_of_the_hubs_files(tmp_path):
+    """Those of transformers before 4.52, without a head."""
+    config = {**TINY["gemma3"], "tie_word_embeddings": True}
+    adapter = load_adapter(write_config(tmp_path, "gemma3", config))
+    values = adapter.reference_model(3).state_dict()
+    older = {"model.language_model.": "language_model.model.", "model.": ""}
+
+    def rename(name):
+        new = next(prefix for prefix in older if name.startswith(prefix))
+        name = older[new] + name.removeprefix(new)
+        is_new = not name.startswith("vision_tower.vision_model.")
+        return name.replace("vision_tower.", "vision_tower.vision_model.", 1) if is_new else name
+
+    stored = {rename(name): value.clone() for name, value in values.items() if name != "lm_head.weight"}
+    assert {name.split(".")[0] for name in stored} == {
+        "language_model",
+        "vision_tower",
+        "multi_modal_projector",
+    }
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    weights = Weights(tmp_path, adapter.build_whole()[0])
+    pieces = [adapter.build_encoder(CPU, FLOAT, None), adapter.build_llm_stage(0, 3, CPU, FLOAT, None)]
+    for piece in pieces:
+        weights.fill(piece)
+        for name, parameter in piece.named_parameters():
+            assert torch.equal(parameter, values[name]), name
