@@ -67,14 +67,14 @@ def window_rules(text: Any) -> list[Rule]:
     Returns:
         Rules for `check_rules`.
     """
-    kinds, window = list(text.layer_types), text.sliding_window
+    kinds, window = list(text.layer_types[: text.num_hidden_layers]), text.sliding_window
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     both = text.use_bidirectional_attention
     return [
         Rule(
             "text_config.layer_types",
             kinds,
-            set(kinds) <= {SLIDING, FULL} and len(kinds) >= text.num_hidden_layers and FULL in kinds,
+            set(kinds) <= {SLIDING, FULL} and len(kinds) == text.num_hidden_layers and FULL in kinds,
             f"`{SLIDING}` or `{FULL}` for each layer, and the latter for one at least",
         ),
         Rule(

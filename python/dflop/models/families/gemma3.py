@@ -1,10 +1,11 @@
 """Gemma 3: SigLIP over a large square, means of its patches as features; most LLM layers see a window.
 
-    pixels_NCHW --SigLIP--> [N, P, V] --norm, means of squares, norm, product--> [N, E, D] --> features_ED
+    pixels_NCHW --SigLIP--> [N, P, V] --norm, means of squares, norm, product--> [N, Q, D] --> features_ED
 
 A long picture may be several squares: the whole and its crops (pan and scan), each with text around it. The
 tokens of a square see all of it, also those behind them: see `models/sight.py`. Shape letters: see
-`models/adapter.py`; V is the width of the encoder.
+`models/adapter.py`; V is the width of the encoder,
+Q features of a square.
 """
 
 from __future__ import annotations
@@ -94,10 +95,10 @@ class Gemma3(TileFamily):
     def project(self, model: Any, hidden_NPV: torch.Tensor, media: Sequence[MediaGrid]) -> torch.Tensor:
         """See `TileFamily.project`."""
         normed_NPV = inner_tower(model.vision_tower).post_layernorm(hidden_NPV)
-        features_NED = model.multi_modal_projector(normed_NPV)
-        for grid, own in zip(media, features_NED.split([g.num_tiles for g in media]), strict=True):
+        features_NQD = model.multi_modal_projector(normed_NPV)
+        for grid, own in zip(media, features_NQD.split([g.num_tiles for g in media]), strict=True):
             check_features(own.flatten(0, 1), grid)
-        return features_NED.flatten(0, 1)
+        return features_NQD.flatten(0, 1)
 
     @torch.no_grad()
     def fill(self, parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
