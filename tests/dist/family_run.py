@@ -49,6 +49,7 @@ _TOKENS = {
     "llava": ("<image>",),
     "llava_next": ("<image>",),
     "idefics3": ("<image>",),
+    "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "mistral3": ("[IMG]",),
     "smolvlm": ("<image>", "<video>"),
     "internvl": ("<IMG_CONTEXT>", "<video>"),
@@ -133,6 +134,9 @@ def write_processor(folder, adapter):
 def _mark(family, kind):
     """What a template writes for a medium: the placeholder of the family."""
     tokens = _TOKENS[family]
+    if family == "gemma3":
+        # It stands before the features.
+        return tokens[1]
     return tokens[-1] if kind == "video" or len(tokens) == 1 else tokens[0]
 
 

@@ -52,6 +52,8 @@ IN_SUITE = [
     ("qwen3_5_moe", "full", (2, 0), "none"),
     ("glm4v", "projector", (2, 1, 2), "selective"),
     ("glm46v", "lora", (2, 3), "none"),
+    ("gemma3", "full", (2, 1, 2), "selective"),
+    ("gemma3", "lora", (2, 3), "full"),
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
     ("audioflamingo3", "full", (2, 1, 2), "selective"),
     # Layers cut over two ranks.

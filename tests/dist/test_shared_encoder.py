@@ -207,7 +207,7 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
         SquareTower(SimpleNamespace(config=config))
     with pytest.raises(
         ValueError,
-        match="`Linear` holds no model with an encoder of audioflamingo3, glm46v, glm4v, idefics3, internvl",
+        match="`Linear` holds no model with an encoder of audioflamingo3, gemma3, glm46v, glm4v, idefics3, internvl",
     ):
         balance_encoder(torch.nn.Linear(1, 1))
 

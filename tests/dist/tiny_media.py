@@ -19,6 +19,7 @@ def make_model(name, folder):
         directory = tiny_llava.write_model_dir(folder / name)
     else:
         tokens = {
+            "gemma3": {"image_token_index": MEDIA_TOKEN},
             "internvl": {"image_token_id": MEDIA_TOKEN},
             "llava": {"image_token_index": MEDIA_TOKEN},
             "llava_next": {"image_token_index": MEDIA_TOKEN},
@@ -50,7 +51,7 @@ def is_of_patches(name):
 def microbatch(name, media, seed, num_text=7):
     """Arguments of the whole model for one row: `media` by kind and size, then text; labels are of the text.
 
-    Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of LLaVA, InternVL, Idefics3, SmolVLM
+    Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of LLaVA, Gemma 3, InternVL, Idefics3, SmolVLM
     and of those that read sound the number of tiles or windows, of the vision models of Qwen and GLM grids (kind, t, h, w).
     """
     if name == "llava_onevision":
@@ -75,6 +76,10 @@ def microbatch(name, media, seed, num_text=7):
     elif name == "internvl" and media:
         arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
         ids = [MEDIA_TOKEN] * (4 * media)
+    elif name == "gemma3" and media:
+        arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
+        # Squares that stood side by side would be one picture.
+        ids = [5, *[MEDIA_TOKEN] * 16] * media
     elif name in SHUFFLED and media:
         arguments["pixel_values"] = torch.randn(1, media, 3, 56, 56, generator=generator)
         ids = [MEDIA_TOKEN] * (SHUFFLED[name] * media)
@@ -105,6 +110,8 @@ def microbatch(name, media, seed, num_text=7):
     words = torch.randint(3, MEDIA_TOKEN, (num_text + 3,), generator=generator).tolist()
     labels = [-100] * (len(ids) + 3) + words[3:]
     ids = ids + words
+    if name == "gemma3":
+        arguments["token_type_ids"] = torch.tensor([[int(token == MEDIA_TOKEN) for token in ids]])
     if is_of_patches(name):
         arguments["mm_token_type_ids"] = torch.tensor([types + [0] * (len(ids) - len(types))])
     return {
@@ -143,7 +150,7 @@ STEPS = {
     "qwen2_audio": [[3, 0, 1, 2], [0, 1, 0, 0], [0, 0, 0, 0]],
 }
 STEPS["audioflamingo3"] = STEPS["qwen2_audio"]
-STEPS["llava"] = STEPS["internvl"]
+STEPS["llava"] = STEPS["gemma3"] = STEPS["internvl"]
 STEPS["mistral3"] = [
     [[(112, 84), (28, 56)], [], [(84, 28)], [(56, 56), (28, 28)]],
     [[], [(56, 112)], [], []],

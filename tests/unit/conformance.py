@@ -157,6 +157,9 @@ class Conversation:
             # Qwen3-VL and GLM-4.1V write the time of each frame pair of a video.
             is_timed = adapter.family.startswith(("qwen3", "glm")) and medium.kind == "video"
             apart = medium.grid.num_tiles if is_timed else 1
+            if adapter.family == "gemma3":
+                # So does it behind each square.
+                apart = medium.grid.num_tiles
             if adapter.family == "mistral3":
                 # Something stands behind each row of features.
                 apart = medium.grid.patches[0] // adapter.config.spatial_merge_size

@@ -100,6 +100,13 @@ SETTINGS = {
         {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}, **_MEAN,
          "do_sample_frames": False}, PICTURES,
     ),
+    # Long pictures are cut.
+    "gemma3": (
+        _tiny("gemma3", image_token_index=IMAGE),
+        {"image_processor": {**_TILE_56, "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20,
+                             "pan_and_scan_max_num_crops": 3, "pan_and_scan_min_ratio_to_activate": 1.5},
+         "image_seq_length": 16}, None, IMAGES,
+    ),
     "glm4v": (_tiny("glm4v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "glm46v": (_tiny("glm46v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "qwen3_5": (

@@ -87,6 +87,15 @@ GLM_TEXT = {
         "mrope_section": [1, 1, 0],
     },
 }
+# The third of its layers sees all tokens before; the others see 20.
+GEMMA_TEXT = {
+    **VL_TEXT,
+    "model_type": "gemma3_text",
+    "head_dim": 12,
+    "sliding_window": 20,
+    "sliding_window_pattern": 3,
+}
+GEMMA_KINDS = ["sliding_attention", "full_attention", "full_attention"]
 CONFIGS = {
     "llava_onevision": {
         "model_type": "llava_onevision",
@@ -206,6 +215,19 @@ CONFIGS = {
             "model_type": "qwen3_5_moe_text",
             "shared_expert_intermediate_size": 20,
         },
+    },
+    "gemma3": {
+        "model_type": "gemma3",
+        "vision_config": {**TILES, "model_type": "siglip_vision_model", "vision_use_head": False},
+        "text_config": GEMMA_TEXT,
+        "mm_tokens_per_image": 4,
+    },
+    "gemma3 biases": {
+        "model_type": "gemma3",
+        "vision_config": {**TILES, "model_type": "siglip_vision_model"},
+        "text_config": {**GEMMA_TEXT, "attention_bias": True, "layer_types": GEMMA_KINDS},
+        "mm_tokens_per_image": 16,
+        "tie_word_embeddings": False,
     },
     "glm4v": {"model_type": "glm4v", "vision_config": GLM_VISION, "text_config": GLM_TEXT},
     "glm46v": {

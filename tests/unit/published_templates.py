@@ -395,6 +395,20 @@ GLM_4_1V = """\
 {% endif %}
 """
 
+# Gemma 3: the system's words stand at the head of the first turn, the assistant's role has another name.
+GEMMA_3 = """\
+{{ bos_token }}{%- set ahead = namespace(text='') -%}\
+{%- if messages[0]['role'] == 'system' -%}{%- set ahead.text = messages[0]['content'][0]['text'] + '\n\n' -%}\
+{%- set turns = messages[1:] -%}{%- else -%}{%- set turns = messages -%}{%- endif -%}\
+{%- for message in turns -%}\
+{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}\
+{{ '<start_of_turn>' + role + '\n' + (ahead.text if loop.first else '') }}\
+{%- for part in message['content'] -%}\
+{%- if part['type'] == 'image' -%}{{ '<start_of_image>' }}\
+{%- elif part['type'] == 'text' -%}{{ part['text'] | trim }}{%- endif -%}{%- endfor -%}\
+{{ '<end_of_turn>\n' }}{%- endfor -%}\
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"""
+
 # name: template, content of every turn ("text" or "list"; "list of users": of others text), marks, bos, eos, whether bos is
 # added.
 TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str | None, bool]] = {
@@ -449,6 +463,14 @@ TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str
         None,
         "<|endoftext|>",
         False,
+    ),
+    "gemma_3": (
+        GEMMA_3,
+        "list",
+        [("image", "<start_of_image>", "<image_soft_token>")],
+        "<s>",
+        "<end_of_turn>",
+        True,
     ),
     "llava_generation": (LLAVA_GENERATION, "list", LLAVA_MARKS, "<s>", "</s>", True),
     "chatml_generation": (CHATML_GENERATION, "text", LLAVA_MARKS, None, "<|im_end|>", False),

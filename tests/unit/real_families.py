@@ -83,6 +83,27 @@ REAL = {
         },
         "scale_factor": 3,
     },
+    # google/gemma-3-4b-it.
+    "gemma3": {
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 1152,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "intermediate_size": 4304,
+            "image_size": 896,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+    },
     # Qwen/Qwen2-VL-7B-Instruct.
     "qwen2_vl": {
         "vision_config": {

@@ -186,6 +186,12 @@ def projector(name):
             lambda hidden: last(tower.post_layernorm(hidden)), torch.randn(2, 16, 32), True, [16] * 2, parts
         )
     last = model.model.multi_modal_projector
+    if name.startswith("gemma3"):
+        head = [tower.head] if hasattr(tower, "head") else []
+        parts = [tower.post_layernorm, *head, last]
+        return Ran(
+            lambda hidden: last(tower.post_layernorm(hidden)), torch.randn(2, 16, 32), True, [16] * 2, parts
+        )
     if is_of_sound(name):
 
         def run(hidden):
@@ -221,14 +227,21 @@ def has_linear_attention(name):
     return name.startswith("qwen3_5")
 
 
-def llm_layer(name, tokens=14, copies=2, is_linear=False):
+def has_windows(name):
+    """Whether the first layer of the backbone sees a window, and the last all tokens before."""
+    return name.startswith("gemma3")
+
+
+def llm_layer(name, tokens=14, copies=2, is_other=False):
     backbone = backbone_of(build(name))
-    layer = backbone.layers[3 if has_linear_attention(name) and not is_linear else 0]
+    has_others = has_linear_attention(name) or has_windows(name)
+    layer = backbone.layers[-1 if has_others and not is_other else 0]
     hidden = torch.randn(copies, tokens, 48)
     positions = torch.arange(tokens).expand(copies, -1)
     if is_native(name):
         positions = positions.expand(3, -1, -1)
-    angles = backbone.rotary_emb(hidden, positions)
+    kind = (layer.self_attn.layer_type,) if has_windows(name) else ()
+    angles = backbone.rotary_emb(hidden, positions, *kind)
     run = functools.partial(layer, attention_mask=None, use_cache=False, position_embeddings=angles)
     return Ran(run, hidden, True, [tokens] * copies, [layer], angles)
 
@@ -256,10 +269,15 @@ MODULES = {
     "llm_embedding": llm_embedding,
     "llm_layer": llm_layer,
     # Two chunks of the recurrence, the second of which is not full.
-    "llm_linear_layer": functools.partial(llm_layer, tokens=100, is_linear=True),
+    "llm_linear_layer": functools.partial(llm_layer, tokens=100, is_other=True),
+    "llm_sliding_layer": functools.partial(llm_layer, is_other=True),
     "llm_head": llm_head,
 }
-SOME = {"encoder_window_layer": lambda name: name == "qwen2_5_vl", "llm_linear_layer": has_linear_attention}
+SOME = {
+    "encoder_window_layer": lambda name: name == "qwen2_5_vl",
+    "llm_linear_layer": has_linear_attention,
+    "llm_sliding_layer": has_windows,
+}
 """Modules that only some families have."""
 CASES = [(name, module) for name in CONFIGS for module in MODULES if module not in SOME or SOME[module](name)]
 
@@ -333,8 +351,8 @@ def test_the_whole_has_the_parameters_of_the_model(name):
     layers = len(encoder_layers(name, encoder_tower(model))) - (name in WITH_CLIP)
     windows = counted.get("encoder_window_layer", (0, 0))[0]
     assert counted["encoder_layer"][0] + windows == layers
-    linear = counted.get("llm_linear_layer", (0, 0))[0]
-    assert counted["llm_layer"][0] + linear == len(backbone_of(model).layers)
+    others = sum(counted.get(f"llm_{kind}_layer", (0, 0))[0] for kind in ("linear", "sliding"))
+    assert counted["llm_layer"][0] + others == len(backbone_of(model).layers)
 
 
 @pytest.mark.parametrize("place", ["neither", "whole", "text"])
@@ -393,6 +411,9 @@ def kept_besides(name, ran, dtype):
     result in the order of the queries, so it is copied; packed kernels give it token by token.
     """
     text = CONFIGS[name]["text_config"]
+    if has_windows(name):
+        # One more than the weight of each of six norms, whatever the number of tokens.
+        return 4 * (4 * text["hidden_size"] + 2 * text["head_dim"])
     if name.startswith("glm"):
         return ran.leaf.numel() * dtype.itemsize
     if not has_linear_attention(name):

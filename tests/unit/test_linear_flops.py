@@ -19,7 +19,7 @@ def _one_thread():
 @pytest.mark.parametrize("name", [name for name in CONFIGS if has_linear_attention(name)])
 def test_a_layer_with_linear_attention_keeps_what_the_rule_says(name, dtype, monkeypatch):
     """All but the recurrence, whose fused kernels need a GPU: here a stand-in that keeps nothing."""
-    ran = llm_layer(name, is_linear=True)
+    ran = llm_layer(name, is_other=True)
     layer, text = ran.parts[0], CONFIGS[name]["text_config"]
     keys, values = (text[f"linear_num_{kind}_heads"] for kind in ("key", "value"))
     widths = keys * text["linear_key_head_dim"], values * text["linear_value_head_dim"]

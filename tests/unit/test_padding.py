@@ -27,6 +27,7 @@ MEDIA = {
     "smolvlm": [2, 0, 2],
     "qwen2_vl": [[("image", 1, 16, 12), ("image", 1, 4, 4)], [], [("video", 3, 8, 6)]],
     "llava": [4, 0, 1],
+    "gemma3": [4, 0, 1],
     "llava_next": [[(112, 112)], [], [(56, 112), (112, 112)]],
 }
 # GLM's model takes images or videos in one call.
@@ -34,7 +35,7 @@ MEDIA["glm4v"] = MEDIA["glm46v"] = [MEDIA["qwen2_vl"][0], [], [("image", 1, 8, 6
 MEDIA["qwen3_5"] = MEDIA["qwen3_5_moe"] = MEDIA["qwen2_5_vl"] = MEDIA["qwen3_vl"] = MEDIA["qwen3_vl_moe"] = (
     MEDIA["qwen2_vl"]
 )
-OF_TOKENS = {"input_ids": 0, "attention_mask": 0, "labels": -100, "mm_token_type_ids": 0}
+OF_TOKENS = {"input_ids": 0, "attention_mask": 0, "labels": -100, "mm_token_type_ids": 0, "token_type_ids": 0}
 """What has an entry a token, and what stands at padding."""
 
 # Some models warn of their own at every start.
@@ -309,3 +310,32 @@ def test_a_model_is_let_go(tmp_path):
     del model
     gc.collect()
     assert held() is None
+
+
+def test_calls_that_are_not_packed_have_gemmas_masks(tmp_path, quiet):
+    """Its model makes them before it calls the backbone: in evaluation, and where no mask is given."""
+    model = make_model("gemma3", tmp_path)
+    batch = batch_of("gemma3", "left")
+    unmasked = {name: value for name, value in batch.items() if name != "attention_mask"}
+    expected = [gradients(model, unmasked), model.eval()(**batch).logits]
+    handle = remove_padding(model)
+    found = [gradients(model.train(), unmasked), model.eval()(**batch).logits]
+    assert torch.equal(found[1], expected[1])
+    check_equal(found[0], expected[0])
+    assert handle.num_tokens == 0
+
+
+def test_text_of_gemma_longer_than_its_window_is_packed(quiet):
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    text = tiny_families.TINY["gemma3"]["text_config"]
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**text)).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.1)
+    batch = text_batch([30, 4, 17])
+    expected = gradients(model, batch)
+    handle = remove_padding(model)
+    check_equal(gradients(model, batch), expected)
+    assert (handle.num_tokens, handle.num_padded_tokens) == (51, 90)

@@ -179,6 +179,20 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
 
 
+def masks_of_pictures(model, mask_t):
+    """What Gemma 3's whole model gives its backbone: masks in which each picture sees itself whole."""
+    from transformers.models.gemma3 import modeling_gemma3 as gemma3
+
+    return gemma3.create_masks_for_vision_model(
+        config=model.config.text_config,
+        inputs_embeds=torch.zeros(1, len(mask_t), 48),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=None,
+        block_sequence_ids=gemma3.get_block_sequence_ids_for_mask(mask_t[None].long()),
+    )
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_packed_backbone_is_hugging_faces_sample_by_sample(tmp_path, name):
     """Loss over packed samples, the first with features in it; with mrope, at positions as pictures have."""
@@ -202,7 +216,10 @@ def test_packed_backbone_is_hugging_faces_sample_by_sample(tmp_path, name):
     for size in sizes:
         rows = slice(start, start + size)
         hidden = inner(
-            inputs_embeds=embedded_TD[None, rows], position_ids=positions[..., rows], use_cache=False
+            inputs_embeds=embedded_TD[None, rows],
+            attention_mask=masks_of_pictures(model, mask_T[rows]) if name == "gemma3" else None,
+            position_ids=positions[..., rows],
+            use_cache=False,
         )
         logits.append(model.lm_head(hidden.last_hidden_state[0]))
         start += size
@@ -213,7 +230,7 @@ def test_packed_backbone_is_hugging_faces_sample_by_sample(tmp_path, name):
     hidden_TD = taken(pieces["llm_embedding"], model)(
         features_ED, ids_T, mask_T, mask_T.nonzero().squeeze(1), positions
     )
-    hidden_TD = layers(hidden_TD, layers.pack(sizes, hidden_TD, positions))
+    hidden_TD = layers(hidden_TD, layers.pack(sizes, hidden_TD, positions, mask_T))
     chosen_T = targets_T != -100
     scale = float(logits_TV.detach().abs().max())
     torch.testing.assert_close(
@@ -266,6 +283,8 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
     [
         ("internvl", 8_075_365_376),
         ("smolvlm", 2_246_784_880),
+        # Embedding and head each hold the matrix that they share.
+        ("gemma3", 4_300_079_472 + 262_208 * 2_560),
         ("glm4v", 10_292_777_472),
         ("qwen2_vl", 8_291_375_616),
         ("qwen2_5_vl", 8_292_166_656),
@@ -286,6 +305,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "internvl": 24,
         "glm4v": 24,
         "smolvlm": 27,
+        "gemma3": 27,
         "qwen2_5_vl": 4,
         "qwen3_vl": 27,
         "qwen3_vl_moe": 27,
@@ -294,6 +314,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     backbone = {
         "glm4v": 40,
         "smolvlm": 24,
+        "gemma3": 34,
         "qwen2_vl": 28,
         "qwen2_5_vl": 28,
         "audioflamingo3": 28,
@@ -302,7 +323,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     }.get(name, 32)
     assert counts == {"encoder_layer": layers, **windows, "llm_layer": backbone}
     # As the data profile counts encoder tokens.
-    tokens = {"internvl": 1025, "smolvlm": 729, "qwen2_audio": 1500, "audioflamingo3": 1500}.get(name)
+    tokens = {"internvl": 1025, "smolvlm": 729, "gemma3": 4096, **dict.fromkeys(OF_SOUND, 1500)}.get(name)
     assert pieces["encoder_layer"].segment_tokens == tokens
     assert pieces["encoder_layer"].unit() == (tokens or 4)
 

@@ -53,6 +53,7 @@ SPECIAL = [
     ),
     *("<sound>", "<img>", "</img>", "<IMG_CONTEXT>", "<end_of_utterance>"),
     *("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|image|>", "<|video|>"),
+    *("<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
     *("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"),
 ]
 
@@ -238,14 +239,15 @@ def expected_labels(
             continue
         # Only templates that write contents as they are come here, and each answer ends at a special token.
         end = re.compile(
-            re.escape(text) + r"(?=<\|im_end\|>|</s>|<\|eot_id\|>|<end_of_utterance>|<\|user\|>|$)"
+            re.escape(text)
+            + r"(?=<\|im_end\|>|</s>|<\|eot_id\|>|<end_of_utterance>|<\|user\|>|<end_of_turn>|$)"
         )
         while True:
             found = end.search(encoded_text, at)
             assert found is not None
             header = encoded_text[: found.start()]
             if re.search(
-                r"(assistant\n|assistant<\|end_header_id\|>\n\n|ASSISTANT: |Assistant: |\[/INST\] |<\|assistant\|>\n)$",
+                r"(assistant\n|assistant<\|end_header_id\|>\n\n|ASSISTANT: |Assistant: |\[/INST\] |<\|assistant\|>\n|<start_of_turn>model\n)$",
                 header,
             ):
                 break

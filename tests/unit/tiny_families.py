@@ -81,7 +81,30 @@ _GLM = {
     },
     "tie_word_embeddings": False,
 }
+# A picture has more features than the window has tokens, so both ways of it reach beyond the window.
+_GEMMA = {
+    "vision_config": {
+        **_VISION,
+        "model_type": "siglip_vision_model",
+        "image_size": 56,
+        "patch_size": 7,
+        "vision_use_head": False,
+    },
+    "text_config": {
+        **TEXT,
+        "model_type": "gemma3_text",
+        "head_dim": 12,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 5,
+        "sliding_window_pattern": 3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_local_base_freq": 100.0,
+    },
+    "mm_tokens_per_image": 16,
+    "tie_word_embeddings": False,
+}
 TINY = {
+    "gemma3": _GEMMA,
     "glm4v": _GLM,
     "glm46v": {**_GLM, "vision_config": {**_GLM["vision_config"], "attention_bias": True, "depth": 2}},
     "internvl": {

@@ -7,8 +7,7 @@
 //! As `python/dflop/models/adapters.py` puts them: on every linear map of the layers of the LLM backbone, without dropout.
 //! Router and experts are no linear maps of PyTorch; they are frozen and have none.
 
-use crate::architecture::NormKind;
-use crate::backbone::LINEAR_LAYER;
+use crate::architecture::{LLM_LAYERS, NormKind};
 use crate::modules::{Module, matrix, pass};
 use crate::operations::{Cut, Kind, Operation, Product};
 
@@ -20,7 +19,7 @@ impl Module {
     ///
     /// *Not modelled*: the sum over those ranks of the gradients of what is whole, once a step.
     pub fn with_adapters(&self, rank: u32) -> Option<Self> {
-        if rank == 0 || !["llm_layer", LINEAR_LAYER].contains(&self.name) {
+        if rank == 0 || !LLM_LAYERS.contains(&self.name) {
             return None;
         }
         let operations = self.operations.iter().flat_map(|one| adapted(*one, u64::from(rank))).collect();

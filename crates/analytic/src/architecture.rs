@@ -1,5 +1,14 @@
 //! What a model is made of, in integers.
 
+/// A layer with linear attention, where other layers have full attention. A model profile has the mean of both as its
+/// `llm_layer`.
+pub const LINEAR_LAYER: &str = "llm_linear_layer";
+/// A layer whose attention stays within a window, where other layers have attention over all tokens before. A model profile
+/// has the mean of both as its `llm_layer`.
+pub const SLIDING_LAYER: &str = "llm_sliding_layer";
+/// All kinds of layers of the backbone.
+pub(super) const LLM_LAYERS: [&str; 3] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER];
+
 /// How a norm is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
@@ -109,8 +118,11 @@ pub struct Projector {
     pub norm: Option<(NormKind, bool)>,
     /// Encoder tokens that become one feature by standing side by side.
     pub merged_tokens: u64,
-    /// Encoder tokens that become one feature by their mean, before the norm.
+    /// Encoder tokens that become one feature by their mean, before the norm; with `pooled_norm` after it.
     pub pooled_tokens: u64,
+    /// Norm of the means, where the other norm is run before they are taken; one product without a bias follows, of a matrix
+    /// that is no linear map of PyTorch.
+    pub pooled_norm: Option<NormKind>,
     /// Tokens of a segment that it does not read (class tokens).
     pub num_dropped_tokens: u64,
     /// Output width of the first product, if the projector has one that reads merged tokens, without a bias.
@@ -158,6 +170,15 @@ pub struct LinearAttention {
     pub value_size: u64,
     /// Tokens that the convolution reads for each.
     pub kernel: u64,
+}
+
+/// Layers of the backbone whose attention stays within a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlidingAttention {
+    /// How many of the backbone's layers are such.
+    pub num_layers: u64,
+    /// Tokens that one sees, itself included.
+    pub window: u64,
 }
 
 impl Llm {
@@ -211,6 +232,10 @@ pub struct Llm {
     pub has_output_gate: bool,
     /// Those of its layers that have linear attention; `None`: no layer has.
     pub linear: Option<LinearAttention>,
+    /// Those of its layers whose attention stays within a window; `None`: no layer's does.
+    pub sliding: Option<SlidingAttention>,
+    /// Whether rows of the embedding are multiplied by a constant.
+    pub has_scaled_embedding: bool,
     /// Whether the first two products of the MLP are one.
     pub has_one_gate_product: bool,
     /// Whether what attention and MLP add goes through an RMS norm of its own.

@@ -1,14 +1,10 @@
 //! The modules of the LLM backbone as steps.
 
-use crate::architecture::{Experts, Llm, MlpKind, NormKind};
+use crate::architecture::{Experts, LINEAR_LAYER, Llm, MlpKind, NormKind, SLIDING_LAYER};
 use crate::delta_rule::{Convolution, DeltaRule};
 use crate::modules::{Module, cut_pass, each, matrix, mlp, pass, residual, rotation};
 use crate::operations::{Attention, Cut, Kind, Operation, Product, Rows};
 use crate::pass::Pass;
-
-/// A layer with linear attention, where other layers have full attention. A model profile has the mean of both as its
-/// `llm_layer`.
-pub const LINEAR_LAYER: &str = "llm_linear_layer";
 
 impl Llm {
     fn module(&self, name: &'static str, count: u64, kinds: Vec<Kind>) -> Module {
@@ -26,17 +22,36 @@ impl Llm {
     }
 
     pub(super) fn embedding(&self) -> Module {
-        self.module("llm_embedding", 1, vec![Kind::Lookup { rows: self.vocabulary, width: self.width }])
+        let mut kinds = vec![Kind::Lookup { rows: self.vocabulary, width: self.width }];
+        if self.has_scaled_embedding {
+            // Times a constant, before features take the places of some rows.
+            kinds.insert(0, pass(self.width, 2, 2, 0, 1, 1));
+        }
+        self.module("llm_embedding", 1, kinds)
     }
 
-    /// A layer with full attention; the backbone may have others ([`Llm::linear_layer`]).
+    /// A layer with full attention; the backbone may have others ([`Llm::linear_layer`], [`Llm::sliding_layer`]).
     pub(super) fn layer(&self) -> Module {
+        let others =
+            [self.linear.map(|linear| linear.num_layers), self.sliding.map(|sliding| sliding.num_layers)];
+        let num_others: u64 = others.into_iter().flatten().sum();
+        self.layer_with_attention("llm_layer", self.num_layers - num_others, None)
+    }
+
+    /// A layer whose attention stays within a window; `None` where the backbone has none.
+    pub(super) fn sliding_layer(&self) -> Option<Module> {
+        let sliding = self.sliding?;
+        Some(self.layer_with_attention(SLIDING_LAYER, sliding.num_layers, Some(sliding.window)))
+    }
+
+    fn layer_with_attention(&self, name: &'static str, count: u64, window: Option<u64>) -> Module {
         let bias = |has: bool, outputs: u64| if has { outputs } else { 0 };
         let attention = Attention {
             num_heads: self.num_heads,
             num_key_value_heads: self.num_key_value_heads,
             head_size: self.head_size,
             is_causal: true,
+            window,
         };
         let (queries, keys) = (self.num_heads * self.head_size, self.num_key_value_heads * self.head_size);
         let mut kinds = vec![Kind::Norm(self.norm, self.width)];
@@ -61,8 +76,7 @@ impl Llm {
         kinds.push(matrix(queries, self.width, bias(self.has_out_bias, self.width), true, Cut::Inputs));
         let mut operations = each(kinds);
         operations.extend(self.after_attention());
-        let num_linear = self.linear.map_or(0, |linear| linear.num_layers);
-        let mut module = self.module("llm_layer", self.num_layers - num_linear, Vec::new());
+        let mut module = self.module(name, count, Vec::new());
         module.operations = operations;
         if self.has_head_norm {
             let norms = [self.num_heads, self.num_key_value_heads].map(|num_heads| Operation {

@@ -244,3 +244,14 @@ pub(super) const GLM4V_TEXT: &[(&str, u64)] = &[
     ("num_attention_heads", 32),
     ("num_key_value_heads", 2),
 ];
+/// `Gemma3TextConfig` (`models/gemma3/configuration_gemma3.py`).
+pub(super) const GEMMA3_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 262_208),
+    ("hidden_size", 2_304),
+    ("intermediate_size", 9_216),
+    ("num_hidden_layers", 26),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("head_dim", 256),
+    ("sliding_window", 4_096),
+];

@@ -1,7 +1,6 @@
 //! A whole model profile that nobody measured: its modules timed by the roofline, its links from the table of hardware.
 
-use crate::architecture::Architecture;
-use crate::backbone::LINEAR_LAYER;
+use crate::architecture::{Architecture, LINEAR_LAYER, SLIDING_LAYER};
 use crate::error::AnalyticError;
 use crate::gpt::Gpt;
 use crate::hardware::Hardware;
@@ -138,10 +137,12 @@ impl Parts<'_> {
             let timed = modules.iter().map(|module| (module.name.to_owned(), roofline.module(module)));
             let mut found: BTreeMap<String, ModuleProfile> = timed.collect();
             // Layers of two kinds are one kind of layer to all that follows: their mean.
-            if let Some(linear) = found.remove(LINEAR_LAYER)
-                && let Some(full) = found.get_mut("llm_layer")
-            {
-                *full = mean_layer(full, &linear);
+            for name in [LINEAR_LAYER, SLIDING_LAYER] {
+                if let Some(other) = found.remove(name)
+                    && let Some(full) = found.get_mut("llm_layer")
+                {
+                    *full = mean_layer(full, &other);
+                }
             }
             found
         };

@@ -157,6 +157,7 @@ impl Gpt {
             num_key_value_heads: key_value_heads,
             head_size: self.head_size,
             is_causal: true,
+            window: None,
         };
         let bias = |outputs: u64| if self.has_bias { outputs } else { 0 };
         let mut steps = vec![Operation { rows, kind: self.norm() }];

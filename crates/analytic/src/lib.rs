@@ -31,8 +31,10 @@ mod roofline;
 mod utilization;
 mod work;
 
-pub use architecture::{Architecture, Encoder, LinearAttention, Llm, MlpKind, NormKind, Patches, Projector};
-pub use backbone::LINEAR_LAYER;
+pub use architecture::{
+    Architecture, Encoder, LINEAR_LAYER, LinearAttention, Llm, MlpKind, NormKind, Patches, Projector,
+    SLIDING_LAYER, SlidingAttention,
+};
 pub use catalogue::{CatalogueModel, catalogue, catalogue_model};
 pub use error::AnalyticError;
 pub use estimate::{EstimateSettings, estimate, estimate_gpt};

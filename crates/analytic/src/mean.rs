@@ -18,14 +18,13 @@ impl Counts {
     }
 }
 
-/// The mean of `full` and `linear`, two layers that were timed at the same sizes; only `full` may have attention apart.
-/// What is held for a while is the more of both.
-pub(super) fn mean_layer(full: &ModuleProfile, linear: &ModuleProfile) -> ModuleProfile {
-    let counts = Counts(u64::from(full.count), u64::from(linear.count));
-    let pairs = full.linear.points.iter().zip(&linear.linear.points);
-    let alone = MeasuredPoint::default();
+/// The mean of `full` and `other`, two layers that were timed at the same sizes; `other` may have no attention apart. What
+/// is held for a while is the more of both.
+pub(super) fn mean_layer(full: &ModuleProfile, other: &ModuleProfile) -> ModuleProfile {
+    let counts = Counts(u64::from(full.count), u64::from(other.count));
+    let pairs = full.linear.points.iter().zip(&other.linear.points);
     let recompute = full.recompute.iter().filter_map(|(mode, points)| {
-        let pairs = points.iter().zip(linear.recompute.get(mode)?);
+        let pairs = points.iter().zip(other.recompute.get(mode)?);
         let mean = |(one, other): (&RecomputePoint, &RecomputePoint)| RecomputePoint {
             size: one.size,
             extra_ns: counts.mean(one.extra_ns, other.extra_ns),
@@ -33,9 +32,12 @@ pub(super) fn mean_layer(full: &ModuleProfile, linear: &ModuleProfile) -> Module
         };
         Some((*mode, pairs.map(mean).collect()))
     });
-    let attention = full.attention.points.iter().map(|one| mean_point(counts, one, &alone));
+    let nothing = MeasuredPoint::default();
+    let of_other = other.attention.points.iter().chain(std::iter::repeat(&nothing));
+    let attention =
+        full.attention.points.iter().zip(of_other).map(|(one, other)| mean_point(counts, one, other));
     ModuleProfile {
-        count: full.count + linear.count,
+        count: full.count + other.count,
         linear: MeasuredCurve {
             points: pairs.map(|(one, other)| mean_point(counts, one, other)).collect(),
             out_of_memory_at: None,
@@ -43,8 +45,8 @@ pub(super) fn mean_layer(full: &ModuleProfile, linear: &ModuleProfile) -> Module
         attention: MeasuredCurve { points: attention.collect(), out_of_memory_at: None },
         segment_tokens: None,
         recompute: recompute.collect(),
-        num_parameters: counts.mean(full.num_parameters, linear.num_parameters),
-        parameter_bytes: counts.mean(full.parameter_bytes, linear.parameter_bytes),
+        num_parameters: counts.mean(full.num_parameters, other.num_parameters),
+        parameter_bytes: counts.mean(full.parameter_bytes, other.parameter_bytes),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The modules of a model as steps: by the names that a model profile has.
 
-use crate::architecture::{Architecture, Encoder, MlpKind, NormKind, Patches};
+use crate::architecture::{Architecture, Encoder, LLM_LAYERS, MlpKind, NormKind, Patches};
 use crate::operations::{Attention, Cut, Kind, Operation, Product, Rows};
 use crate::pass::Pass;
 use crate::work::{Phase, Work};
@@ -81,7 +81,7 @@ impl Module {
 
     /// The part of one of `degree` ranks; `None` where the degree does not divide it, or nothing of it is cut.
     pub fn cut(&self, degree: u64) -> Option<Self> {
-        let shares_rows = self.name == "llm_layer";
+        let shares_rows = LLM_LAYERS.contains(&self.name);
         let part = |o: &Operation| if shares_rows { o.cut_rows(degree) } else { o.cut(degree) };
         let operations: Option<Vec<Operation>> = self.with_heads_for(degree).iter().map(part).collect();
         let operations = operations?;
@@ -146,6 +146,7 @@ impl Architecture {
         modules.push(self.projector());
         modules.extend([self.llm.embedding(), self.llm.layer()]);
         modules.extend(self.llm.linear_layer());
+        modules.extend(self.llm.sliding_layer());
         modules.push(self.llm.head());
         modules
     }
@@ -206,6 +207,7 @@ impl Encoder {
             num_key_value_heads: self.num_heads,
             head_size: width / self.num_heads,
             is_causal: false,
+            window: None,
         };
         let mut kinds = vec![Kind::Norm(self.norm, width)];
         if self.has_one_qkv_product {

@@ -80,6 +80,8 @@ pub struct Attention {
     pub head_size: u64,
     /// Whether a token sees only those before it. The counter takes no notice, kernels do half the work.
     pub is_causal: bool,
+    /// How many tokens one sees at most, itself included, where only the last so many are seen; `None`: all.
+    pub window: Option<u64>,
 }
 
 /// What a step does.
@@ -139,10 +141,15 @@ pub struct Operation {
 }
 
 impl Attention {
+    /// How many tokens of a segment one sees at most.
+    pub(super) fn seen(&self, tokens: u64) -> u64 {
+        self.window.map_or(tokens, |window| tokens.min(window))
+    }
+
     /// Floating point operations over segments, each `2 h s^2 d` for the scores and as much for the values; the backward
-    /// makes the scores anew and four gradients: 5 products for 2.
+    /// makes the scores anew and four gradients: 5 products for 2. With a window of `w` tokens it is `s min(s, w)` for `s^2`.
     pub(super) fn flops(&self, segments: &[u64], phase: Phase) -> u128 {
-        let squares: u128 = segments.iter().map(|&s| u128::from(s) * u128::from(s)).sum();
+        let squares: u128 = segments.iter().map(|&s| u128::from(s) * u128::from(self.seen(s))).sum();
         let one = 2 * squares * u128::from(self.num_heads * self.head_size);
         match phase {
             Phase::Forward => 2 * one,

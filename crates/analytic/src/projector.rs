@@ -1,7 +1,7 @@
 //! The module between the encoder's layers and the LLM.
 
 use crate::architecture::{Architecture, NormKind};
-use crate::modules::{Module, activation, gate, matrix, product};
+use crate::modules::{Module, activation, gate, matrix, pass, product};
 use crate::operations::{Cut, Kind, Operation, Product, Rows};
 use crate::pass::Pass;
 
@@ -14,21 +14,27 @@ impl Architecture {
         let rows = Rows { merged: projector.merged_tokens * projector.pooled_tokens, ..single };
         let width = encoder.width * projector.merged_tokens;
         let bias = |outputs: u64| if projector.has_bias { outputs } else { 0 };
+        let hidden = self.llm.width;
         let mut operations = Vec::new();
+        if let Some(pooled) = projector.pooled_norm {
+            let each = Rows { merged: 1, ..single };
+            let last = joint(product(rows, width, hidden, 0).kind);
+            operations.extend(
+                projector.norm.map(|(kind, _)| Operation { rows: each, kind: Kind::Norm(kind, width) }),
+            );
+            // A copy with the columns in front, which is kept for the means of its squares.
+            operations.push(Operation { rows: each, kind: pass(width, 3, 3, 1, 2, 2) });
+            operations.extend([Kind::Norm(pooled, width), last].map(|kind| Operation { rows, kind }));
+            return self.projector_of(operations);
+        }
         if let Some((kind, is_merged)) = projector.norm {
             let (norm_rows, norm_width) = if is_merged { (rows, width) } else { (single, encoder.width) };
             operations.push(Operation { rows: norm_rows, kind: Kind::Norm(kind, norm_width) });
         }
-        let hidden = self.llm.width;
         if let Some(inner) = projector.gated_width {
             // A convolution first, which is no linear map of PyTorch.
-            let Operation { kind, .. } = product(rows, width, hidden, hidden);
-            let merge = match kind {
-                Kind::Product(merge) => Kind::Product(Product { is_split: false, ..merge }),
-                other => other,
-            };
             let kinds = [
-                merge,
+                joint(product(rows, width, hidden, hidden).kind),
                 matrix(hidden, hidden, 0, true, Cut::Whole),
                 Kind::Norm(NormKind::Layer, hidden),
                 activation(hidden, 1),
@@ -80,6 +86,14 @@ impl Architecture {
             unit_tokens: encoder.segment_tokens.unwrap_or(encoder.unit_tokens),
             segment_tokens: encoder.segment_tokens,
         }
+    }
+}
+
+/// A product that is no linear map of PyTorch.
+const fn joint(kind: Kind) -> Kind {
+    match kind {
+        Kind::Product(product) => Kind::Product(Product { is_split: false, ..product }),
+        other => other,
     }
 }
 

@@ -9,6 +9,7 @@ use crate::error::AnalyticError;
 use crate::fields::Section;
 use serde_json::Value;
 
+mod gemma3;
 mod glm4v;
 mod idefics3;
 mod mistral3;
@@ -18,7 +19,8 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 18] = [
+pub const FAMILIES: [&str; 19] = [
+    "gemma3",
     "glm4v",
     "glm46v",
     "idefics3",
@@ -54,6 +56,7 @@ impl Architecture {
         match found {
             "llava_onevision" => llava(config, "llava_onevision"),
             "llava" | "llava_next" => llava(config, found),
+            "gemma3" => gemma3::read(config),
             "glm4v" | "glm46v" => glm4v::read(config, found),
             "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
@@ -145,6 +148,8 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
         rotated_size: head_size,
         has_output_gate: false,
         linear: None,
+        sliding: None,
+        has_scaled_embedding: false,
         has_one_gate_product: false,
         has_norm_after: false,
     })
@@ -224,6 +229,14 @@ fn tiles(vision: &Section, num_class_tokens: u64, has_patch_bias: bool) -> Resul
     })
 }
 
+/// Parameters of the pooling head of SigLIP, where the configuration has it: a probe, attention, norm, MLP.
+fn siglip_head(config: &Value, siglip: &Encoder) -> Result<u64, AnalyticError> {
+    let vision = section(config, "vision_config", SIGLIP)?;
+    let (w, f) = (siglip.width, siglip.mlp_width);
+    let head = w + 4 * w * w + 4 * w + 2 * w + 2 * w * f + f + w;
+    Ok(if vision.flag("vision_use_head", true)? { head } else { 0 })
+}
+
 /// LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision: SigLIP or CLIP, two products; the last two have a newline.
 fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
     let (is_one_vision, is_next) = (family == "llava_onevision", family == "llava_next");
@@ -243,12 +256,8 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
         }
     } else {
         let siglip = tiles(&Section { defaults: SIGLIP, ..named }, 0, true)?;
-        // The last norm, and where the configuration has it the pooling head: a probe, attention, norm, MLP.
-        let (w, f) = (siglip.width, siglip.mlp_width);
-        let head = w + 4 * w * w + 4 * w + 2 * w + 2 * w * f + f + w;
-        let vision = Section { defaults: SIGLIP, ..section(config, "vision_config", &[])? };
-        let has_head = vision.flag("vision_use_head", true)?;
-        Encoder { num_unread_parameters: 2 * w + if has_head { head } else { 0 }, ..siglip }
+        // The last norm, and the head.
+        Encoder { num_unread_parameters: 2 * siglip.width + siglip_head(config, &siglip)?, ..siglip }
     };
     let absent_layer = if is_one_vision { -1 } else { -2 };
     (encoder.num_layers, encoder.num_unread_layers) = layers_read(config, encoder.num_layers, absent_layer)?;
@@ -265,6 +274,7 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
         norm: None,
         merged_tokens: 1,
         pooled_tokens: 1,
+        pooled_norm: None,
         num_dropped_tokens: u64::from(drops_class),
         reduced_width: None,
         inner_width: Some(llm.width),
@@ -331,6 +341,7 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
         norm: Some((NormKind::Layer, true)),
         merged_tokens: side * side,
         pooled_tokens: 1,
+        pooled_norm: None,
         num_dropped_tokens: 1,
         reduced_width: None,
         inner_width: Some(llm.width),
@@ -399,6 +410,7 @@ fn qwen_vl(config: &Value, is_2_5: bool) -> Result<Architecture, AnalyticError> 
         norm: Some((encoder.norm, false)),
         merged_tokens: merge * merge,
         pooled_tokens: 1,
+        pooled_norm: None,
         num_dropped_tokens: 0,
         reduced_width: None,
         inner_width: Some(merge * merge * width),

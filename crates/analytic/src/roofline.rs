@@ -109,13 +109,16 @@ impl Roofline<'_> {
             let share = match self.measured {
                 // The backward is slower by as much as is assumed where nothing was measured.
                 Some(measured) => {
-                    measured.attention_utilization(attention.is_causal, attention.head_size, tokens)
-                        * permille as f64
+                    measured.attention_utilization(
+                        attention.is_causal,
+                        attention.head_size,
+                        attention.seen(tokens),
+                    ) * permille as f64
                         / efficiency.attention_forward_permille as f64
                 }
                 None => permille as f64 / 1e3,
             };
-            let left = if attention.is_causal { causal_share(tokens) } else { 1.0 };
+            let left = if attention.is_causal { causal_share(tokens, attention.seen(tokens)) } else { 1.0 };
             self.flops_ns(attention.flops(&[tokens], phase), share) * left
         };
         // Segments are mostly of one length.
@@ -388,10 +391,11 @@ const fn is_norm(operation: &Operation) -> bool {
     matches!(operation.kind, Kind::Norm(..))
 }
 
-/// The share of the square that a causal mask leaves: `s (s + 1) / 2` of `s^2`.
-fn causal_share(tokens: u64) -> f64 {
-    let s = tokens.max(1) as f64;
-    (s + 1.0) / (2.0 * s)
+/// The share of `s w` that a causal mask leaves where a token sees `w` at most: `w (w + 1) / 2 + (s - w) w`. Of the whole
+/// square, where `w` is `s`, it is `(s + 1) / 2 s`.
+fn causal_share(tokens: u64, seen: u64) -> f64 {
+    let (s, w) = (tokens.max(1) as f64, seen.max(1) as f64);
+    1.0 - (w - 1.0) / (2.0 * s)
 }
 
 /// Multiples of `unit` up to [`MAX_TOKENS`], each about `ratio` times the one before.

@@ -1,15 +1,14 @@
 //! Model FLOPs utilization (MFU): the operations that a model needs, over what the devices could do in the time.
 
-use crate::architecture::Architecture;
-use crate::backbone::LINEAR_LAYER;
+use crate::architecture::{Architecture, LLM_LAYERS};
 use dflop_types::{MicrobatchShape, ModelProfile, Trained};
 
 impl Architecture {
     /// Floating point operations of forward and backward over the samples of `shape`, encoder and projector included, all of it
     /// trained.
     ///
-    /// As `torch.utils.flop_counter` counts them: attention over the whole square, whatever the mask. What is recomputed
-    /// does not count: it is no work of the model.
+    /// As `torch.utils.flop_counter` counts them: attention over the whole square, whatever the mask; but within a window
+    /// each token counts those that it sees at most. What is recomputed does not count: it is no work of the model.
     pub fn training_flops(&self, shape: &MicrobatchShape) -> u128 {
         self.training_flops_of(shape, &Trained::default())
     }
@@ -28,13 +27,13 @@ impl Architecture {
             let module = adapted.as_ref().unwrap_or(module);
             let segments = match module.name {
                 "llm_head" => labels.to_vec(),
-                "llm_embedding" | "llm_layer" | LINEAR_LAYER => llm.clone(),
+                name if name == "llm_embedding" || LLM_LAYERS.contains(&name) => llm.clone(),
                 ModelProfile::WINDOW_LAYER => windows(&encoder, module.segment_tokens),
                 _ => encoder.clone(),
             };
             let flops = module.flops(&segments);
             let (is_before, is_own) = match module.name {
-                "llm_embedding" | "llm_layer" | LINEAR_LAYER | "llm_head" => {
+                name if name.starts_with("llm_") => {
                     let is_own = trained.llm && (trained.lora_rank == 0 || adapted.is_some());
                     (trained.llm || trained.projector || trained.encoder, is_own)
                 }

@@ -64,7 +64,7 @@ pub const FAMILIES: [FamilyRecord; 19] = {
     //                                     data estimate measure train share
     [
         record("audioflamingo3", &["audio"], [YES, YES, YES, YES, YES]),
-        record("gemma3", &["image"], [YES, NO, NO, NO, NO]),
+        record("gemma3", &["image"], [YES, YES, YES, YES, YES]),
         record("glm46v", PICTURES, [YES, YES, YES, YES, YES]),
         record("glm4v", PICTURES, [YES, YES, YES, YES, YES]),
         record("idefics3", &["image"], [YES, YES, YES, YES, YES]),

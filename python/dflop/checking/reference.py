@@ -89,6 +89,9 @@ def arguments_of(adapter: Any, sample: Sample, media: Sequence[Medium]) -> dict[
     """
     labels_T = torch.cat([torch.full((1,), IGNORED_LABEL), sample.targets_T[:-1]])
     arguments = {"input_ids": sample.input_ids_T[None], "labels": labels_T[None]}
+    if adapter.family == "gemma3":
+        # Tells its model which tokens see the rest of their picture.
+        arguments["token_type_ids"] = sample.feature_mask_T.long()[None]
     if not media:
         return arguments
     arguments.update(_READERS[adapter.family](adapter, media))
@@ -145,6 +148,13 @@ def _llava_next(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     from transformers import LlavaNextImageProcessorPil
 
     return dict(LlavaNextImageProcessorPil(**_fields(adapter))(_images(media), return_tensors="pt"))
+
+
+def _gemma3(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    found = Gemma3ImageProcessorPil(**_fields(adapter))(_images(media), return_tensors="pt")
+    return {"pixel_values": found["pixel_values"]}
 
 
 def _idefics3(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
@@ -274,6 +284,7 @@ def _audioflamingo3(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
 
 _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "audioflamingo3": _audioflamingo3,
+    "gemma3": _gemma3,
     "glm46v": _glm4v,
     "glm4v": _glm4v,
     "idefics3": _idefics3,

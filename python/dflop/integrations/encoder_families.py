@@ -15,6 +15,7 @@ from dflop.integrations.encoder_tiles import (
     OneKindTower,
     ShuffledTower,
     SoundTower,
+    SquaresTower,
     SquareTower,
     TileTower,
 )
@@ -229,6 +230,7 @@ class PictureTower(TileTower):
 
 
 TOWERS: dict[str, type[TileTower]] = {
+    "gemma3": SquaresTower,
     "glm4v": GlmTower,
     "glm46v": GlmTower,
     "llava": SquareTower,

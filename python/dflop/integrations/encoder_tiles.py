@@ -167,6 +167,24 @@ class NormedTower(TileTower):
         return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
 
 
+class SquaresTower(NormedTower):
+    """Gemma 3: an image is one square and perhaps crops of it, each a row of one call."""
+
+    methods = ("get_image_features",)
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        kind = self.config.vision_config.model_type
+        if kind != "siglip_vision_model":
+            message = f"the encoder of a `gemma3` is `{kind}`, must be `siglip_vision_model`"
+            raise ValueError(message)
+
+    def unread(self, tower: nn.Module) -> list[nn.Module]:
+        """The pooling head, where there is one."""
+        inner: Any = getattr(tower, "vision_model", tower)
+        return [module for name, module in inner.named_children() if name == "head"]
+
+
 class ShuffledTower(NormedTower):
     """Idefics3 and SmolVLM: tiles and frames are rows of one call; what is read is after the last norm."""
 

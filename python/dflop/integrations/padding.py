@@ -16,7 +16,7 @@ import inspect
 import sys
 import warnings
 from itertools import accumulate, count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet, ref
 
 import torch
@@ -26,7 +26,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflop.models.backbone import TEXT_MODELS
 from dflop.models.delta_rule import LINEAR, RULE, keep_samples_apart, linear_layers
+from dflop.models.layer_kinds import WITH_WINDOWS, kinds_of_layers, window_of
 from dflop.models.packing import packed_attention
+from dflop.models.sight import sights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +60,11 @@ class Unpadded:
         self._window: int | None = (
             getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         )
+        kinds = set(kinds_of_layers(config) or ())
+        # Of layers that see windows here, where packed attention knows windows.
+        self._windows = {window_of(config, kind) for kind in kinds}
+        # What the model was given that makes masks before it calls the backbone, and the lengths found there.
+        self._ahead: tuple[dict[str, Any], list[int] | None] | None = None
         # Where a call's real tokens are, from its begin to its end.
         self._place: tuple[torch.Tensor, int, int] | None = None
         self._has_attended = False
@@ -71,6 +78,13 @@ class Unpadded:
             self._decoder.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._decoder.register_forward_hook(self._leave, always_call=True),
         ]
+        owner = _maker_of_masks(model, self._decoder)
+        if owner is not None:
+            self._owner_names = _names_of(owner)
+            self._hooks += [
+                owner.register_forward_pre_hook(self._look_ahead, with_kwargs=True),
+                owner.register_forward_hook(self._forget, always_call=True),
+            ]
         IN_FORCE.add(self)
 
     def remove(self) -> None:
@@ -153,15 +167,33 @@ class Unpadded:
         finally:
             config._attn_implementation = self._packed
 
-    def _enter(self, decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    def _look_ahead(self, owner: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        """Before masks are made: none are where the call will be packed."""
+        del owner
+        given = {**dict(zip(self._owner_names, args, strict=False)), **given}
+        lengths = self._lengths(given)
+        self._ahead = (given, lengths)
+        self._decoder.config._attn_implementation = self._before if lengths is None else self._packed
+
+    def _forget(self, *_: Any) -> None:
+        self._ahead = None
+        self._decoder.config._attn_implementation = self._packed
+
+    def _enter(self, _decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         # An interrupt may have ended the last call without `_leave`.
         self._place, self._has_attended = None, False
         given = {**dict(zip(self._names, args, strict=False)), **given}
-        lengths = self._lengths(decoder, given)
+        if self._ahead is None:
+            types, lengths = None, self._lengths(given)
+        else:
+            before, lengths = self._ahead
+            types = before.get("token_type_ids")
+            if lengths is not None:
+                given["attention_mask"] = before["attention_mask"]
         self._decoder.config._attn_implementation = self._before if lengths is None else self._packed
         if lengths is None:
             return None
-        mask: torch.Tensor = given["attention_mask"]
+        mask = cast("torch.Tensor", given["attention_mask"])
         batch, width = mask.shape
         self.num_tokens += sum(lengths)
         self.num_padded_tokens += batch * width
@@ -173,15 +205,22 @@ class Unpadded:
         bounds = [0, *accumulate(lengths)]
         found["cu_seq_lens_q"] = torch.tensor(bounds, dtype=torch.int32, device=mask.device)
         found["segment_tokens"] = lengths
+        if self._windows:
+            # Pictures, where the model is told of them: Hugging Face's sees them whole then alone.
+            places_N = (
+                torch.zeros_like(rows, dtype=torch.bool) if types is None else types.flatten()[rows] == 1
+            )
+            bounds_M, has_pictures = found["cu_seq_lens_q"], bool(places_N.any())
+            found["sights"] = sights(self._windows, places_N, bounds_M, lengths, has_pictures)
         # Positions in a cache, which there is none of.
         found.pop("cache_position", None)
         self._place = (rows, batch, width)
         return (), found
 
-    def _lengths(self, decoder: nn.Module, given: dict[str, Any]) -> list[int] | None:
+    def _lengths(self, given: dict[str, Any]) -> list[int] | None:
         """Real tokens of each row; None where the call is computed as without the line."""
         mask = given.get("attention_mask")
-        if not decoder.training or mask is None:
+        if not self._decoder.training or mask is None:
             return None
         if given.get("past_key_values") is not None:
             return self._tell("cache", "keys and values of earlier tokens are given (`past_key_values`)")
@@ -195,7 +234,7 @@ class Unpadded:
         lengths: list[int] = kept.sum(dim=1).tolist()
         if sum(lengths) == 0:
             return None
-        if self._window is not None and max(lengths) > self._window:
+        if self._window is not None and not self._windows and max(lengths) > self._window:
             row = f"a row has {max(lengths)} tokens"
             return self._tell("window", f"{row}, the layers attend within a window of {self._window}")
         counts_as_known = given.get("position_ids") is not None or config.model_type in TEXT_MODELS
@@ -254,6 +293,16 @@ def remove_padding(model: nn.Module) -> Unpadded:
 def _names_of(decoder: Any) -> list[str]:
     """Arguments of a backbone, in order."""
     return list(inspect.signature(type(decoder).forward).parameters)[1:]
+
+
+def _maker_of_masks(model: nn.Module, decoder: nn.Module) -> nn.Module | None:
+    """The module that makes the masks of the backbone, from arguments of its own; none: the backbone does."""
+    config: Any = decoder.config
+    if config.model_type not in WITH_WINDOWS:
+        return None
+    return next(
+        (m for m in model.modules() if dict(m.named_children()).get("language_model") is decoder), None
+    )
 
 
 def _decoder_of(model: Any) -> Any:

@@ -19,9 +19,11 @@ import torch
 from torch import nn
 
 from dflop.models.delta_rule import layer_period, linear_layers
+from dflop.models.layer_kinds import WITH_WINDOWS, kinds_of_layers, window_of, window_rules
 from dflop.models.loss import cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
 from dflop.models.sequence import all_rows, own_rows
+from dflop.models.sight import sights
 from dflop.models.tensor import Cut, LayerPlan, Uncut, cut_layer
 from dflop.models.towers import backbone_name, backbone_of
 from dflop.models.vocabulary import cut_vocabulary
@@ -47,6 +49,7 @@ TEXT_MODELS = (
     "qwen3_vl_text",
     *WITH_EXPERTS,
     *WITH_NORMS_AFTER,
+    *WITH_WINDOWS,
 )
 """`model_type` of the backbones whose layers `LlmStage` can call."""
 
@@ -69,8 +72,14 @@ def backbone_rules(text: Any) -> list[Rule]:
             text.model_type in TEXT_MODELS,
             f"one of {TEXT_MODELS}",
         ),
-        Rule("text_config.sliding_window", window, window is None, "null, or not in use"),
-        rope_rule(text),
+        *(
+            window_rules(text)
+            if text.model_type in WITH_WINDOWS
+            else [
+                Rule("text_config.sliding_window", window, window is None, "null, or not in use"),
+                rope_rule(text),
+            ]
+        ),
         Rule(
             "text_config.layer_types",
             getattr(text, "layer_types", None),
@@ -122,7 +131,8 @@ def expert_rules(text: Any) -> list[Rule]:
 
 def norms_of_heads(text: Any) -> tuple[str, ...]:
     """Names, in a layer, of norms over single heads of queries and keys; empty where it has none."""
-    return ("self_attn.q_norm", "self_attn.k_norm") if text.model_type.startswith("qwen3") else ()
+    has_them = text.model_type.startswith("qwen3") or text.model_type in WITH_WINDOWS
+    return ("self_attn.q_norm", "self_attn.k_norm") if has_them else ()
 
 
 def has_experts(text: Any) -> bool:
@@ -178,6 +188,9 @@ def layer_plan(text: Any) -> LayerPlan:
     # One map for both is cut in each of its halves.
     first = (("gate_up_proj", 2),) if has_after else (("gate_proj", 1), ("up_proj", 1))
     after = ("post_self_attn_layernorm", "post_mlp_layernorm") if has_after else ()
+    if text.model_type in WITH_WINDOWS:
+        # Those around the MLP; the one behind attention has the name that others' has before the MLP.
+        after = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
     return LayerPlan(
         cuts=(
             Cut("self_attn.q_proj", *heads),
@@ -193,17 +206,20 @@ def layer_plan(text: Any) -> LayerPlan:
     )
 
 
-def rotate(rotary: Any, positions: torch.Tensor, like: torch.Tensor) -> Any:
+def rotate(rotary: Any, positions: torch.Tensor, like: torch.Tensor, kind: str | None = None) -> Any:
     """Cosine and sine of the rotary embedding.
 
     Args:
         rotary: Hugging Face's.
         positions: [1, T], or [3, 1, T] (time, height, width) where the backbone has M-RoPE.
         like: tells device and dtype.
+        kind: of the layers, where each kind has angles of its own.
 
     Returns:
         Two tensors, as the backbone's layers take them.
     """
+    if kind is not None:
+        return rotary(like, positions, kind)
     if hasattr(rotary, "mrope_section") and positions.dim() == 2:
         positions = positions[None].expand(3, -1, -1)
     return rotary(like, positions)
@@ -232,6 +248,10 @@ class LlmStage(nn.Module):
             stage.embed_tokens = source.embed_tokens
         # A dictionary, since the keys of a list would start at 0 in every stage.
         stage.layers = nn.ModuleDict({str(index): source.layers[index] for index in layers})
+        kinds = kinds_of_layers(source.config)
+        self.kinds: list[str | None] = [None if kinds is None else kinds[index] for index in layers]
+        """Of its layers in order, where there are several kinds."""
+        self.windows = {kind: window_of(source.config, kind) for kind in self.kinds if kind is not None}
         if layers:
             stage.rotary_emb = source.rotary_emb
         if self.is_last:
@@ -317,20 +337,32 @@ class LlmStage(nn.Module):
         hidden_1RD = hidden_RD.contiguous()[None]
         # [T] becomes [1, T]; [3, T] of M-RoPE becomes [3, 1, T].
         positions = batch.positions_T.unsqueeze(-2)
-        position_embeddings = rotate(stage.rotary_emb, positions, hidden_1RD)
-        for layer in stage.layers.values():
+        angles = {kind: rotate(stage.rotary_emb, positions, hidden_1RD, kind) for kind in set(self.kinds)}
+        seen = {"sights": self._sights(batch)} if self.windows else {}
+        for kind, layer in zip(self.kinds, stage.layers.values(), strict=True):
             hidden_1RD = layer(
                 hidden_1RD,
                 attention_mask=None,
                 position_ids=positions if positions.dim() == 2 else positions[0],
                 use_cache=False,
-                position_embeddings=position_embeddings,
+                position_embeddings=angles[kind],
                 cu_seq_lens_q=batch.cu_seqlens,
                 segment_tokens=batch.segment_tokens,
+                **seen,
             )
             if deep_RD:
                 hidden_1RD = hidden_1RD + deep_RD.pop(0)
         return torch.cat([hidden_1RD[0], *deep_RD], dim=1) if deep_RD else hidden_1RD[0]
+
+    def _sights(self, batch: LlmInput) -> Any:
+        """What each kind of its layers sees, by window."""
+        return sights(
+            self.windows.values(),
+            batch.feature_mask_T,
+            batch.cu_seqlens,
+            batch.segment_tokens,
+            has_pictures=batch.num_features > 0,
+        )
 
     def outgoing_width(self, incoming_width: int) -> int:
         """Values of a row after the layers of this stage.

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PACKED = "dflop_packed"
 """Name of the attention function in transformers' registry."""
@@ -65,6 +65,11 @@ def uses_varlen(tensor: torch.Tensor, dropout: float = 0.0) -> bool:
     )
 
 
+def takes_windows() -> bool:
+    """Whether the fused call of this PyTorch can leave out tokens far before."""
+    return "window_size" in _VARLEN_ARGUMENTS
+
+
 @functools.cache
 def _has_fused_call(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= _AMPERE
@@ -81,6 +86,7 @@ def attend_segment(
     scaling: float | None,
     dropout: float = 0.0,
     is_causal: bool = True,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one sample, which the profiler times as "attention of one segment".
 
@@ -91,6 +97,7 @@ def attend_segment(
         scaling: factor on the scores; None is 1 / sqrt(d).
         dropout: probability of dropping an attention weight.
         is_causal: whether a token sees only those before it.
+        mask: added to the scores, [t, t]; only where `is_causal` is false.
 
     Returns:
         out_1HTd: [1, H, t, d].
@@ -99,6 +106,7 @@ def attend_segment(
         query_1HTd,
         key_1GTd,
         value_1GTd,
+        attn_mask=mask,
         dropout_p=dropout,
         is_causal=is_causal,
         scale=scaling,
@@ -115,6 +123,7 @@ def attend_packed(
     scaling: float | None,
     dropout: float = 0.0,
     is_causal: bool = True,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Attention of each sample over itself.
 
@@ -128,13 +137,18 @@ def attend_packed(
         scaling: factor on the scores; None is 1 / sqrt(d).
         dropout: probability of dropping an attention weight.
         is_causal: whether a token sees only those before it.
+        window: how many tokens one sees at most, itself included; None: all. Only where `is_causal` and
+            `uses_varlen` and `takes_windows` are true.
 
     Returns:
         out_1THd: [1, T, H, d]; contiguous where it was computed sample by sample.
     """
     if uses_varlen(query_1HTd, dropout):
         longest = max(segment_tokens)
-        return _attend_varlen(query_1HTd, key_1GTd, value_1GTd, cu_seqlens, longest, scaling, is_causal)
+        return _attend_varlen(
+            query_1HTd, key_1GTd, value_1GTd, cu_seqlens, longest, scaling, is_causal, window
+        )
+    assert window is None, "only the fused call takes windows"
     sizes = [tokens for tokens in segment_tokens if tokens > 0]
     # `split` instead of slices: the backward of a slice fills a tensor of all T rows with zeros, so M samples
     # would cost M * T. The backward of a split is one concatenation.
@@ -156,12 +170,14 @@ def _attend_varlen(
     max_tokens: int,
     scaling: float | None,
     is_causal: bool,
+    window: int | None,
 ) -> torch.Tensor:
     assert _VARLEN is not None, "asked for by `uses_varlen` only"
     options: dict[str, Any] = {"scale": scaling}
     # Arguments differ by PyTorch version: `is_causal` came first, then `window_size`, then `enable_gqa`.
     if "window_size" in _VARLEN_ARGUMENTS:
-        options["window_size"] = (-1, 0) if is_causal else (-1, -1)
+        before = -1 if window is None else window - 1
+        options["window_size"] = (before, 0) if is_causal else (-1, -1)
     else:
         options["is_causal"] = is_causal
     groups = query_1HTd.shape[1] // key_1GTd.shape[1]
@@ -194,6 +210,8 @@ def packed_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     segment_tokens: Sequence[int] | None = None,
     is_causal: bool | None = None,
+    sights: Mapping[int | None, Any] | None = None,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers' layers call; see `attend_packed`.
@@ -209,6 +227,9 @@ def packed_attention(
         cu_seq_lens_q: [M + 1] int32; required.
         segment_tokens: its differences; none: they are read from the device, in each layer.
         is_causal: whether a token sees only those before it; None: as `module.is_causal` says, else true.
+        sights: where layers see windows, or pictures are seen whole: what each kind of layers sees, by its
+            window (`models/sight.py`).
+        sliding_window: of this layer; its key in `sights`.
 
     Returns:
         out_1THd, and no weights.
@@ -219,6 +240,8 @@ def packed_attention(
     if attention_mask is not None or cu_seq_lens_q is None or query.shape[0] != 1:
         message = "packed attention takes `cu_seq_lens_q` and a batch of 1, and no mask"
         raise ValueError(message)
+    if sights is not None:
+        return sights[sliding_window].attend(query, key, value, scaling, dropout), None
     if segment_tokens is None:
         segment_tokens = cu_seq_lens_q.diff().tolist()
     if is_causal is None:

@@ -49,18 +49,23 @@ def check_rules(path: Path, rules: Sequence[Rule]) -> None:
         raise profile_error(message)
 
 
-def rope_rule(text: Any) -> Rule:
+def rope_rule(text: Any, kind: str | None = None) -> Rule:
     """The rotary embedding of a sample must be the same in a pack as alone.
 
     Args:
         text: configuration of the backbone.
+        kind: of the layers, where each kind has parameters of its own.
 
     Returns:
         The rule.
     """
-    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
+    parameters = getattr(text, "rope_parameters", None) or {}
+    field = "text_config.rope_parameters"
+    if kind is not None:
+        parameters, field = parameters.get(kind) or {}, f"{field}.{kind}"
+    rope = parameters.get("rope_type", "default")
     wanted = f"none of {_LENGTH_DEPENDENT_ROPE}"
-    return Rule("text_config.rope_parameters.rope_type", rope, rope not in _LENGTH_DEPENDENT_ROPE, wanted)
+    return Rule(f"{field}.rope_type", rope, rope not in _LENGTH_DEPENDENT_ROPE, wanted)
 
 
 def dropout_rules(config: Mapping[str, Any]) -> list[Rule]:

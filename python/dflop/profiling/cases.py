@@ -21,6 +21,7 @@ from torch import nn
 
 from dflop.models.packing import attend_packed, attend_segment, uses_varlen
 from dflop.models.recompute import FULL, SELECTIVE, recomputing
+from dflop.models.sight import picture_places, sights
 from dflop.models.split_backward import split_backward
 from dflop.profiling.timer import time_on_busy_cuda
 
@@ -238,6 +239,8 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
     Returns:
         The case, of `attention_copies` equal segments.
     """
+    if kind.windows:
+        return _attention_of_windows(name, kind, size, settings)
     copies = attention_copies(size, kind, settings)
     heads = (kind.num_heads, kind.num_key_value_heads, kind.num_key_value_heads)
     generator = torch.Generator().manual_seed(0)
@@ -276,3 +279,53 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
 
     # In a layer its kernels are launched while those before them run.
     return Case(name, size, copies, forward, backward, reset=reset, is_launched_ahead=fused)
+
+
+def _attention_of_windows(name: str, kind: AttentionKind, size: int, settings: PieceSettings) -> Case:
+    """As `attention_case`, of layers of several kinds: one run has the attention of each layer.
+
+    Args:
+        name: as there.
+        kind: as there, with `windows`.
+        size: as there.
+        settings: as there.
+
+    Returns:
+        The case, whose copies are segments in layers.
+    """
+    copies = attention_copies(size, kind, settings)
+    segments, device = [size] * copies, settings.device
+    heads = (kind.num_heads, kind.num_key_value_heads, kind.num_key_value_heads)
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, settings.dtype)
+
+    inputs = [
+        [random(1, size * copies, count, kind.head_size).transpose(1, 2).requires_grad_() for count in heads]
+        for _ in kind.windows
+    ]
+    gradients = [random(1, size * copies, kind.num_heads, kind.head_size) for _ in kind.windows]
+    bounds = torch.arange(0, (copies + 1) * size, size, dtype=torch.int32, device=device)
+    places_T = picture_places(segments, kind.picture_tokens, device)
+    seen = sights(kind.windows, places_T, bounds, segments, kind.picture_tokens is not None)
+    scaling = kind.head_size**-0.5
+
+    def forward() -> list[torch.Tensor]:
+        return [
+            seen[window].attend(query, key, value, scaling)
+            for window, (query, key, value) in zip(kind.windows, inputs, strict=True)
+        ]
+
+    def backward(outputs: list[torch.Tensor]) -> None:
+        torch.autograd.backward(outputs, gradients)
+
+    def reset() -> None:
+        for states in inputs:
+            for tensor in states:
+                tensor.grad = None
+
+    fused = is_fused(kind, settings)
+    return Case(
+        name, size, copies * len(kind.windows), forward, backward, reset=reset, is_launched_ahead=fused
+    )

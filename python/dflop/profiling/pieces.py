@@ -52,6 +52,10 @@ class AttentionKind:
     """Whether a token sees only those before it."""
     layers_with: float = 1.0
     """Share of the layers that have it; others have linear attention, which is part of their linear time."""
+    windows: tuple[int | None, ...] = ()
+    """Of the layers that are run at once the window of each, where some see a window; None: all tokens."""
+    picture_tokens: int | None = None
+    """Features of a picture, where it is seen whole; only with `windows`."""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         norm: Some((NormKind::Rms, false)),
         merged_tokens: merge * merge,
         pooled_tokens: 1,
+        pooled_norm: None,
         num_dropped_tokens: 0,
         reduced_width: None,
         inner_width: None,

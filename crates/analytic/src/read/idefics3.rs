@@ -20,6 +20,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         norm: Some((NormKind::Layer, false)),
         merged_tokens: scale * scale,
         pooled_tokens: 1,
+        pooled_norm: None,
         num_dropped_tokens: 0,
         reduced_width: None,
         inner_width: None,

@@ -71,6 +71,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         norm: Some((NormKind::Rms, false)),
         merged_tokens: merge * merge,
         pooled_tokens: 1,
+        pooled_norm: None,
         num_dropped_tokens: 0,
         reduced_width: Some(width),
         inner_width: Some(llm.width),

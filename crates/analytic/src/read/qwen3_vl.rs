@@ -69,6 +69,7 @@ pub(super) fn tower(
         norm: Some((NormKind::Layer, false)),
         merged_tokens: merge * merge,
         pooled_tokens: 1,
+        pooled_norm: None,
         num_dropped_tokens: 0,
         reduced_width: None,
         inner_width: Some(merge * merge * width),

@@ -37,6 +37,7 @@ const POOLING: Projector = Projector {
     norm: Some((NormKind::Layer, false)),
     merged_tokens: 1,
     pooled_tokens: 2,
+    pooled_norm: None,
     num_dropped_tokens: 0,
     reduced_width: None,
     inner_width: None,

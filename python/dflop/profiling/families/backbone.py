@@ -15,6 +15,7 @@ import torch
 
 from dflop.models.backbone import layer_plan
 from dflop.models.delta_rule import layer_period, linear_layers
+from dflop.models.layer_kinds import kinds_of_layers, run_like_all, window_of
 from dflop.models.sequence import rows_of_rank
 from dflop.models.tensor import cut_layer, heads_of_rank
 from dflop.models.towers import backbone_of
@@ -42,12 +43,15 @@ TOKENS_PER_LABEL = 3
 """Tokens of a pack for each label token, where labels are measured."""
 
 
-def backbone_pieces(source: Source, feature_width: int | None = None) -> list[ModelPiece]:
+def backbone_pieces(
+    source: Source, feature_width: int | None = None, picture_tokens: int | None = None
+) -> list[ModelPiece]:
     """Embedding, layers and head.
 
     Args:
         source: of the model.
         feature_width: values of a feature; None: as many as a hidden state has.
+        picture_tokens: features of a picture, where layers see pictures whole.
 
     Returns:
         Three pieces.
@@ -59,7 +63,7 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
     def take_embedding(whole: Any, settings: PieceSettings) -> nn.Module:
         backbone = backbone_of(whole)
         cut_vocabulary(backbone.embed_tokens, settings.tensor_parallel_degree)
-        return LlmEmbedding(backbone.embed_tokens, backbone.rotary_emb)
+        return LlmEmbedding(backbone.embed_tokens, backbone.rotary_emb, backbone.config)
 
     def feed_embedding(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
         total = sum(segments)
@@ -78,7 +82,7 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
         backbone = backbone_of(whole)
         for layer in backbone.layers:
             cut_layer(layer, plan, settings.tensor_parallel_degree)
-        return LlmLayers(list(backbone.layers), backbone.rotary_emb)
+        return LlmLayers(list(backbone.layers), backbone.rotary_emb, backbone.config, picture_tokens)
 
     def feed_layers(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
         leaf = random_states(settings, own_rows(sum(segments), settings), text.hidden_size)
@@ -100,9 +104,20 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
         heads = heads_of_rank(
             text.num_attention_heads, text.num_key_value_heads, settings.tensor_parallel_degree
         )
-        return AttentionKind(*heads, head_size, is_causal=True, layers_with=attending / len(are_linear))
+        return AttentionKind(
+            *heads,
+            head_size,
+            is_causal=True,
+            layers_with=attending / len(are_linear),
+            windows=windows,
+            picture_tokens=picture_tokens,
+        )
 
     count: int = text.num_hidden_layers
+    kinds = kinds_of_layers(text)
+    # Of the layers that are run at once.
+    period = (layer_period(text) or count) if kinds is None else run_like_all(text)
+    windows = () if kinds is None else tuple(window_of(text, kind) for kind in kinds[:period])
     are_linear = linear_layers(text) or [False]
     attending = are_linear.count(False)
     few = source.whole(1)
@@ -115,7 +130,7 @@ def backbone_pieces(source: Source, feature_width: int | None = None) -> list[Mo
             source,
             take_layers,
             feed_layers,
-            num_layers=layers_at_once(count, backbone.layers[0], layer_period(text) or count),
+            num_layers=period if kinds and period > 1 else layers_at_once(count, backbone.layers[0], period),
             kind=kind,
             adapters="layers",
         ),

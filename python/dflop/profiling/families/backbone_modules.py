@@ -6,14 +6,16 @@ Shape letters: T LLM tokens, E feature tokens, D width, K label tokens, V vocabu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from dflop.models.backbone import rotate
+from dflop.models.layer_kinds import kinds_of_layers, window_of
 from dflop.models.loss import summed_cross_entropy
 from dflop.models.sequence import all_rows, own_rows
+from dflop.models.sight import picture_places, sights
 from dflop.profiling.families.source import bounds_of
 
 if TYPE_CHECKING:
@@ -32,16 +34,19 @@ class Pack:
     """Tokens of each sample: the differences of `cu_seqlens`."""
     positions_1T: torch.Tensor
     """[1, T]; restarts at 0 with each sample."""
-    angles: tuple[torch.Tensor, torch.Tensor]
-    """Cosine and sine of the rotary embedding."""
+    angles: dict[str | None, tuple[torch.Tensor, torch.Tensor]]
+    """Cosine and sine of the rotary embedding, by kind of layer."""
+    seen: dict[str, Any]
+    """What each kind of layers sees, as an argument of the layers; empty where all see their samples."""
 
 
 class LlmEmbedding(nn.Module):
     """Embedding, with features put in their places."""
 
-    def __init__(self, embed_tokens: nn.Module, rotary: nn.Module) -> None:
+    def __init__(self, embed_tokens: nn.Module, rotary: nn.Module, text: Any) -> None:
         super().__init__()
         self.embed_tokens, self.rotary = embed_tokens, rotary
+        self.kinds = set(kinds_of_layers(text) or [None])
         self.row_sums: Sums | None = None
 
     def forward(
@@ -68,7 +73,8 @@ class LlmEmbedding(nn.Module):
         embedded_TD = self.embed_tokens(ids_T)
         # Rotary angles are computed here and not with the layers: a stage does it once, while the time of a
         # layer is multiplied by the number of layers.
-        rotate(self.rotary, positions_1T, embedded_TD)
+        for kind in self.kinds:
+            rotate(self.rotary, positions_1T, embedded_TD, kind)
         embedded_TD = nn.functional.pad(embedded_TD, (0, features_ED.shape[1] - embedded_TD.shape[1]))
         hidden_TD = embedded_TD.index_copy(0, rows_E, features_ED)
         return hidden_TD if self.row_sums is None else own_rows(hidden_TD, self.row_sums)
@@ -77,12 +83,20 @@ class LlmEmbedding(nn.Module):
 class LlmLayers(nn.Module):
     """A run of decoder layers over packed samples."""
 
-    def __init__(self, layers: Sequence[nn.Module], rotary: nn.Module) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], rotary: nn.Module, text: Any, picture_tokens: int | None
+    ) -> None:
         super().__init__()
-        self.layers, self.rotary = nn.ModuleList(layers), rotary
+        self.layers, self.rotary, self.picture_tokens = nn.ModuleList(layers), rotary, picture_tokens
+        self.kinds: list[str | None] = [*(kinds_of_layers(text) or [None] * len(layers))]
+        self.windows = {window_of(text, kind) for kind in self.kinds if kind is not None}
 
     def pack(
-        self, segments: Sequence[int], like: torch.Tensor, positions: torch.Tensor | None = None
+        self,
+        segments: Sequence[int],
+        like: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        mask_T: torch.Tensor | None = None,
     ) -> Pack:
         """What the layers must know of these samples.
 
@@ -90,13 +104,20 @@ class LlmLayers(nn.Module):
             segments: tokens each.
             like: tells device and dtype.
             positions: as in `rotate`; None: those of plain text.
+            mask_T: true at places of features; None: as of usual pictures.
 
         Returns:
             Arguments of `forward`.
         """
         of_text_1T = torch.cat([torch.arange(tokens) for tokens in segments])[None].to(like.device)
-        angles = rotate(self.rotary, of_text_1T if positions is None else positions, like)
-        return Pack(bounds_of(segments, like.device), tuple(segments), of_text_1T, angles)
+        positions = of_text_1T if positions is None else positions
+        angles = {kind: rotate(self.rotary, positions, like, kind) for kind in set(self.kinds)}
+        bounds, seen = bounds_of(segments, like.device), {}
+        if self.windows:
+            if mask_T is None:
+                mask_T = picture_places(segments, self.picture_tokens, like.device)
+            seen["sights"] = sights(self.windows, mask_T, bounds, segments, bool(mask_T.any()))
+        return Pack(bounds, tuple(segments), of_text_1T, angles, seen)
 
     def forward(self, hidden_TD: torch.Tensor, pack: Pack) -> torch.Tensor:
         """Hidden states after the layers.
@@ -109,15 +130,16 @@ class LlmLayers(nn.Module):
             As many rows.
         """
         hidden_1TD = hidden_TD[None]
-        for layer in self.layers:
+        for kind, layer in zip(self.kinds, self.layers, strict=True):
             hidden_1TD = layer(
                 hidden_1TD,
                 attention_mask=None,
                 position_ids=pack.positions_1T,
                 use_cache=False,
-                position_embeddings=pack.angles,
+                position_embeddings=pack.angles[kind],
                 cu_seq_lens_q=pack.cu_seqlens,
                 segment_tokens=pack.segment_tokens,
+                **pack.seen,
             )
         return hidden_1TD[0]
 

@@ -127,6 +127,10 @@ class Source:
         self._encoder_config(config)._attn_implementation = self._encoder_attention
         backbone = backbone_of(whole)
         backbone.rotary_emb = type(backbone.rotary_emb)(config=text)
+        scale = getattr(backbone.embed_tokens, "scalar_embed_scale", None)
+        if scale is not None:
+            # A buffer, so it is not filled along with the parameters.
+            backbone.embed_tokens.embed_scale = torch.tensor(scale)
         return whole
 
 
