@@ -51,6 +51,7 @@ SPECIAL = [
         "<|audio_bos|>",
         "<|audio_eos|>",
     ),
+    *("<|vision_bos|>", "<|vision_eos|>", "<|IMAGE|>", "<|VIDEO|>"),
     *("<sound>", "<img>", "</img>", "<IMG_CONTEXT>", "<end_of_utterance>"),
     *("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|image|>", "<|video|>"),
     *("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"),

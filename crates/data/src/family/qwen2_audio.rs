@@ -69,6 +69,7 @@ impl Family for Qwen2Audio {
 
     fn audio(&self, sound: &Sound) -> Result<MediaShape, DataError> {
         self.windows
+            .extractor
             .samples(sound)
             .and_then(|samples| self.windows.shape(samples, 1, "the window's"))
             .map_err(|rule| whisper::refused(FAMILY, sound, rule))
