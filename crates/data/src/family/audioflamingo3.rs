@@ -146,7 +146,7 @@ mod tests {
         ] {
             let found = shape(samples).unwrap();
             assert_eq!((found.num_tiles, found.feature_tokens()), (windows, features), "{samples}");
-            assert_eq!(found.segments, [EncoderSegments { count: windows, tokens: 1_500 }]);
+            assert_eq!(found.segments, [EncoderSegments::of(windows, 1_500)]);
             assert_eq!(found.parts, parts, "{samples}");
         }
     }

@@ -25,7 +25,7 @@ use super::whisper::{self, Extractor};
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling};
 use crate::DataError;
 use crate::media::MediaKind;
-use dflop_types::{EncoderParts, EncoderSegments};
+use dflop_types::{EncoderParts, EncoderSegments, Tower};
 use serde_json::Value;
 
 const FAMILY: &str = "qwen2_5_omni";
@@ -111,7 +111,7 @@ impl Qwen25Omni {
         let whole = u32::try_from((frames - 1) / window_frames).unwrap_or(u32::MAX);
         // At most `window_tokens`.
         let last = ((frames - u64::from(whole) * window_frames).div_ceil(2)) as u32;
-        let segment = |count, tokens| EncoderSegments { count, tokens };
+        let segment = |count, tokens| EncoderSegments { count, tokens, tower: Tower::Second };
         let segments = if last == each {
             vec![segment(whole + 1, each)]
         } else {
@@ -199,7 +199,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn rule_of(thinker: Value, preprocessor: Value, processor: Value) -> Result<Qwen25Omni, String> {
+    fn rule_of(thinker: &Value, preprocessor: Value, processor: Value) -> Result<Qwen25Omni, String> {
         let config = json!({"model_type": "qwen2_5_omni", "thinker_config": thinker});
         let files = FamilyFiles { config, preprocessor, processor, ..FamilyFiles::default() };
         Qwen25Omni::from_files(&files).map_err(|error| error.to_string())
@@ -210,7 +210,7 @@ mod tests {
     }
 
     fn rule() -> Qwen25Omni {
-        rule_of(json!({}), published(), json!({})).unwrap()
+        rule_of(&json!({}), published(), json!({})).unwrap()
     }
 
     fn shape(samples: u64) -> Result<MediaShape, String> {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     fn group(count: u32, tokens: u32) -> EncoderSegments {
-        EncoderSegments { count, tokens }
+        EncoderSegments { count, tokens, tower: Tower::Second }
     }
 
     fn part(count: u32, segments: u32, feature_tokens: u32) -> EncoderParts {
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn settings_that_would_be_read_wrongly_are_refused() {
-        let audio = |fields: Value| rule_of(json!({"audio_config": fields}), published(), json!({}));
+        let audio = |fields: Value| rule_of(&json!({"audio_config": fields}), published(), json!({}));
         let whole = json!({"model_type": "qwen2_5_omni", "text_config": {}});
         let files = FamilyFiles { config: whole, preprocessor: published(), ..FamilyFiles::default() };
         let errors = [
@@ -276,10 +276,10 @@ mod tests {
             audio(json!({"n_window": 100, "max_source_positions": 50})),
             audio(json!({"num_mel_bins": 80})),
             audio(json!({"model_type": "qwen3_omni_moe_audio_encoder"})),
-            rule_of(json!({"vision_config": {"patch_size": 16}}), published(), json!({})),
-            rule_of(json!({}), published(), json!({"use_audio_in_video": true})),
-            rule_of(json!({}), published(), json!({"load_audio_from_video": true})),
-            rule_of(json!({}), published(), json!({"videos_kwargs": {"fps": 1}})),
+            rule_of(&json!({"vision_config": {"patch_size": 16}}), published(), json!({})),
+            rule_of(&json!({}), published(), json!({"use_audio_in_video": true})),
+            rule_of(&json!({}), published(), json!({"load_audio_from_video": true})),
+            rule_of(&json!({}), published(), json!({"videos_kwargs": {"fps": 1}})),
         ];
         let errors: Vec<String> = errors.into_iter().map(Result::unwrap_err).collect();
         insta::assert_snapshot!(errors.join("\n"), @r#"
@@ -316,7 +316,7 @@ mod tests {
             let thinker = json!({"audio_config": {"n_window": n_window, "max_source_positions": 32_768}});
             let preprocessor = json!({"feature_size": 128, "chunk_length": chunk_length, "hop_length": 1,
                                       "sampling_rate": 48_000});
-            let rule = rule_of(thinker, preprocessor, json!({})).unwrap();
+            let rule = rule_of(&thinker, preprocessor, json!({})).unwrap();
             if let Ok(found) = rule.audio(&Sound { duration_s, sample_rate }) {
                 prop_assert!(found.feature_tokens() > 0);
             }

@@ -173,7 +173,7 @@ impl Windows {
         };
         Ok(MediaShape {
             num_tiles: whole + 1,
-            segments: vec![EncoderSegments { count: whole + 1, tokens: self.positions }],
+            segments: vec![EncoderSegments::of(whole + 1, self.positions)],
             pieces: vec![Piece::Features(whole * each + last)],
             frame_indices: Vec::new(),
             parts: EncoderParts::joined(parts.into_iter().filter(|part| part.count > 0)),
