@@ -114,6 +114,26 @@ You are a helpful assistant.<|im_end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+# Qwen2.5-Omni: three kinds of media, each between tokens of its side.
+QWEN2_5_OMNI = """\
+{% set counts = namespace(picture=0, sound=0, video=0) %}{% for message in messages %}\
+{% if loop.first and message['role'] != 'system' %}<|im_start|>system
+You are a helpful assistant.<|im_end|>
+{% endif %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}<|im_end|>
+{% else %}{% for content in message['content'] %}\
+{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}\
+{% set counts.picture = counts.picture + 1 %}\
+{% if add_vision_id %}Picture {{ counts.picture }}: {% endif %}<|vision_bos|><|IMAGE|><|vision_eos|>\
+{% elif content['type'] == 'audio' or 'audio' in content or 'audio_url' in content %}\
+{% set counts.sound = counts.sound + 1 %}\
+{% if add_audio_id %}Audio {{ counts.sound }}: {% endif %}<|audio_bos|><|AUDIO|><|audio_eos|>\
+{% elif content['type'] == 'video' or 'video' in content %}{% set counts.video = counts.video + 1 %}\
+{% if add_vision_id %}Video {{ counts.video }}: {% endif %}<|vision_bos|><|VIDEO|><|vision_eos|>\
+{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
 # Audio Flamingo 3: one sound a turn, before its texts, wherever it stands among them.
 AUDIO_FLAMINGO_3 = """\
 {% if messages[0]['role'] != 'system' %}<|im_start|>system
@@ -447,6 +467,14 @@ TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str
     ),
     "llava_next_mistral": (LLAVA_NEXT_MISTRAL, "list", LLAVA_MARKS[:1], "<s>", "</s>", True),
     "qwen2_audio": (QWEN2_AUDIO, "list", [("audio", "<|AUDIO|>", "<|AUDIO|>")], None, "<|im_end|>", False),
+    "qwen2_5_omni": (
+        QWEN2_5_OMNI,
+        "list",
+        [(kind, f"<|{kind.upper()}|>", f"<|{kind.upper()}|>") for kind in ("image", "video", "audio")],
+        None,
+        "<|im_end|>",
+        False,
+    ),
     "audioflamingo3": (
         AUDIO_FLAMINGO_3,
         "list",

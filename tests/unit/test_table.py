@@ -39,7 +39,7 @@ def test_columns_are_those_that_are_documented(demo):
 
     expected = {
         "id": pa.string(), "source": names, "position": pa.uint64(), "kind": names,
-        "segments": groups("count", "tokens"),
+        "segments": groups("count", "tokens", "tower"),
         "parts": groups("count", "segments", "feature_tokens"),
         "encoder_tokens": pa.uint64(), "feature_tokens": pa.uint32(), "llm_tokens": pa.uint32(),
         "label_tokens": pa.uint32(), "media_bytes": pa.uint64(), "media_ms": pa.uint64(), "file": pa.uint32(),

@@ -51,6 +51,7 @@ SPECIAL = [
         "<|audio_bos|>",
         "<|audio_eos|>",
     ),
+    *("<|vision_bos|>", "<|vision_eos|>", "<|IMAGE|>", "<|VIDEO|>"),
     *("<sound>", "<img>", "</img>", "<IMG_CONTEXT>", "<end_of_utterance>"),
     *("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|image|>", "<|video|>"),
     *("<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),

@@ -251,6 +251,8 @@ pub struct Architecture {
     pub encoder: Encoder,
     /// Between the two.
     pub projector: Projector,
+    /// A second encoder, which reads sounds beside one that reads pictures, and what stands between it and the backbone.
+    pub sound: Option<(Encoder, Projector)>,
     /// The LLM backbone.
     pub llm: Llm,
 }

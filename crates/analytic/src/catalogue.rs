@@ -66,6 +66,9 @@ struct Pairing {
     family: String,
     encoder: String,
     backbone: String,
+    /// The encoder of sounds beside one of pictures.
+    #[serde(default)]
+    second_encoder: Option<String>,
     #[serde(default)]
     vocab_size: Option<u64>,
     #[serde(default)]
@@ -157,6 +160,13 @@ fn model(pairing: Pairing, date: &str, encoders: &[Part], backbones: &[Part]) ->
             vision["model_type"] = json!(format!("{}_vision", pairing.family));
             ("vision_config", "text_config")
         }
+        "qwen2_5_omni" => {
+            for (section, name) in [(&mut vision, "vision_encoder"), (&mut text, "text")] {
+                section["model_type"] = json!(format!("{}_{name}", pairing.family));
+            }
+            vision["out_hidden_size"] = text["hidden_size"].clone();
+            ("vision_config", "text_config")
+        }
         "qwen2_audio" | "audioflamingo3" => ("audio_config", "text_config"),
         "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe" => {
             // These files name the width of the features in the encoder's section, and know one kind of backbone.
@@ -168,7 +178,19 @@ fn model(pairing: Pairing, date: &str, encoders: &[Part], backbones: &[Part]) ->
         _ => ("vision_config", "text_config"),
     };
     config.insert(tower.to_owned(), vision);
+    if let Some(name) = &pairing.second_encoder {
+        let mut audio = encoders[part(encoders, name)].config.clone();
+        audio["output_dim"] = text["hidden_size"].clone();
+        config.insert("audio_config".to_owned(), audio);
+    }
     config.insert(llm.to_owned(), text);
+    if pairing.family == "qwen2_5_omni" {
+        // The file is of the whole model, of which the thinker is a section.
+        config.insert("model_type".to_owned(), json!("qwen2_5_omni_thinker"));
+        let family = json!(pairing.family);
+        config =
+            Map::from_iter([("model_type".to_owned(), family), ("thinker_config".to_owned(), config.into())]);
+    }
     CatalogueModel {
         source: pairing.source.unwrap_or_else(|| format!("{} and {}", encoder.source, backbone.source)),
         name: pairing.name,

@@ -255,3 +255,21 @@ pub(super) const GEMMA3_TEXT: &[(&str, u64)] = &[
     ("head_dim", 256),
     ("sliding_window", 4_096),
 ];
+/// `Qwen2_5OmniAudioEncoderConfig` (`models/qwen2_5_omni/configuration_qwen2_5_omni.py`).
+pub(super) const QWEN2_5_OMNI_AUDIO: &[(&str, u64)] = &[
+    ("d_model", 1_280),
+    ("encoder_layers", 32),
+    ("encoder_attention_heads", 20),
+    ("encoder_ffn_dim", 5_120),
+    ("num_mel_bins", 128),
+    ("output_dim", 3_584),
+];
+/// `Qwen2_5OmniTextConfig`.
+pub(super) const QWEN2_5_OMNI_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 152_064),
+    ("hidden_size", 3_584),
+    ("intermediate_size", 18_944),
+    ("num_hidden_layers", 28),
+    ("num_attention_heads", 28),
+    ("num_key_value_heads", 4),
+];

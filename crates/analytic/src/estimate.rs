@@ -50,7 +50,11 @@ pub fn estimate(
 ) -> Result<ModelProfile, AnalyticError> {
     let modules = architecture.modules();
     // Layers with linear attention are not cut (`python/dflop/models/backbone.py`), and no others without them.
-    let is_whole = |module: &Module| module.name == "llm_layer" && architecture.llm.linear.is_some();
+    // Nor are two encoders, as one plan of cuts holds for all layers of an encoder.
+    let is_whole = |module: &Module| match module.name {
+        "llm_layer" => architecture.llm.linear.is_some(),
+        name => architecture.sound.is_some() && ModelProfile::is_of_encoder(name),
+    };
     let cut = |degree: u32| {
         let modules = modules.iter().filter(|module| !is_whole(module) && module.name != LINEAR_LAYER);
         modules.filter_map(|module| module.cut(u64::from(degree))).collect()

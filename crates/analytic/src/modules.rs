@@ -144,11 +144,21 @@ impl Architecture {
         }
         modules.retain(|module| module.count > 0);
         modules.push(self.projector());
+        modules.extend(self.sound_modules());
         modules.extend([self.llm.embedding(), self.llm.layer()]);
         modules.extend(self.llm.linear_layer());
         modules.extend(self.llm.sliding_layer());
         modules.push(self.llm.head());
         modules
+    }
+
+    /// Those of the second encoder, by its own names.
+    fn sound_modules(&self) -> Vec<Module> {
+        let Some((encoder, projector)) = self.sound else { return Vec::new() };
+        let alone = Self { encoder, projector, sound: None, ..self.clone() };
+        let modules = [encoder.embedding(), encoder.layer(false), alone.projector()];
+        let named = modules.into_iter().zip(ModelProfile::SECOND_TOWER);
+        named.map(|(module, name)| Module { name, ..module }).collect()
     }
 
     /// Parameters of the whole model, each matrix once, as its checkpoint has them.

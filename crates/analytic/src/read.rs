@@ -13,13 +13,14 @@ mod gemma3;
 mod glm4v;
 mod idefics3;
 mod mistral3;
+mod qwen2_5_omni;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 19] = [
+pub const FAMILIES: [&str; 20] = [
     "gemma3",
     "glm4v",
     "glm46v",
@@ -32,6 +33,7 @@ pub const FAMILIES: [&str; 19] = [
     "internvl_chat",
     "mistral3",
     "qwen2_vl",
+    "qwen2_5_omni",
     "qwen2_5_vl",
     "qwen3_vl",
     "qwen3_vl_moe",
@@ -62,8 +64,9 @@ impl Architecture {
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),
             "mistral3" => mistral3::read(config),
-            "qwen2_vl" => qwen_vl(config, false),
-            "qwen2_5_vl" => qwen_vl(config, true),
+            "qwen2_vl" => qwen_vl(config, false, QWEN2_VL_TEXT),
+            "qwen2_5_vl" => qwen_vl(config, true, QWEN2_VL_TEXT),
+            "qwen2_5_omni" => qwen2_5_omni::read(config),
             "qwen3_vl" => qwen3_vl::read(config, false),
             "qwen3_vl_moe" => qwen3_vl::read(config, true),
             "qwen3_5" => qwen3_5::read(config, false),
@@ -283,7 +286,7 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
         num_table_parameters: if is_one_vision || is_next { llm.width } else { 0 },
         num_deep_layers: 0,
     };
-    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }
 
 /// InternVL, in the form of transformers or in that of the public `internvl_chat` checkpoints.
@@ -350,11 +353,16 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
         num_table_parameters: 0,
         num_deep_layers: 0,
     };
-    Ok(Architecture { family: "internvl".to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: "internvl".to_owned(), encoder, projector, sound: None, llm })
 }
 
-/// Qwen2-VL and Qwen2.5-VL: patches of the picture's own size, merged four to one.
-fn qwen_vl(config: &Value, is_2_5: bool) -> Result<Architecture, AnalyticError> {
+/// Qwen2-VL and Qwen2.5-VL: patches of the picture's own size, merged four to one. `text_defaults` are those of the
+/// backbone.
+fn qwen_vl(
+    config: &Value,
+    is_2_5: bool,
+    text_defaults: &'static [(&'static str, u64)],
+) -> Result<Architecture, AnalyticError> {
     let defaults = if is_2_5 { QWEN2_5_VL_VISION } else { QWEN2_VL_VISION };
     let vision = section(config, "vision_config", defaults)?;
     let width = vision.count(if is_2_5 { "hidden_size" } else { "embed_dim" })?;
@@ -404,7 +412,7 @@ fn qwen_vl(config: &Value, is_2_5: bool) -> Result<Architecture, AnalyticError> 
     // Files of the hub carry the backbone's fields at the top; newer ones in a section.
     let nested = config.get("text_config").filter(|section| section.is_object());
     let path = if nested.is_some() { "text_config" } else { "" };
-    let text = Section { path, object: nested.unwrap_or(config), defaults: QWEN2_VL_TEXT };
+    let text = Section { path, object: nested.unwrap_or(config), defaults: text_defaults };
     let llm = llm(config, &text, true)?;
     let projector = Projector {
         norm: Some((encoder.norm, false)),
@@ -424,7 +432,7 @@ fn qwen_vl(config: &Value, is_2_5: bool) -> Result<Architecture, AnalyticError> 
         return Err(vision.error("out_hidden_size", &format!("must be the backbone's width, {}", llm.width)));
     }
     let family = if is_2_5 { "qwen2_5_vl" } else { "qwen2_vl" };
-    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }
 
 /// Layers with windows, and patches of a window.

@@ -1,7 +1,7 @@
 //! Model FLOPs utilization (MFU): the operations that a model needs, over what the devices could do in the time.
 
 use crate::architecture::{Architecture, LLM_LAYERS};
-use dflop_types::{MicrobatchShape, ModelProfile, Trained};
+use dflop_types::{MicrobatchShape, ModelProfile, Tower, Trained};
 
 impl Architecture {
     /// Floating point operations of forward and backward over the samples of `shape`, encoder and projector included, all of it
@@ -16,10 +16,13 @@ impl Architecture {
     /// As [`Self::training_flops`], where only `trained` trains: what is frozen has no gradients of its weights, and passes
     /// one on only where something before it trains. Adapters count with their products.
     pub fn training_flops_of(&self, shape: &MicrobatchShape, trained: &Trained) -> u128 {
-        let groups = shape.encoder_segments.iter();
-        let encoder: Vec<u64> = groups
-            .flat_map(|group| std::iter::repeat_n(u64::from(group.tokens), group.count as usize))
-            .collect();
+        let read_by = |tower: Tower| -> Vec<u64> {
+            let groups = shape.encoder_segments.iter().filter(|group| group.tower == tower);
+            groups
+                .flat_map(|group| std::iter::repeat_n(u64::from(group.tokens), group.count as usize))
+                .collect()
+        };
+        let encoders = Tower::ALL.map(read_by);
         let llm: Vec<u64> = shape.llm_tokens.iter().copied().map(u64::from).collect();
         let labels = [shape.label_tokens];
         let of_module = |module: &crate::Module| {
@@ -28,8 +31,8 @@ impl Architecture {
             let segments = match module.name {
                 "llm_head" => labels.to_vec(),
                 name if name == "llm_embedding" || LLM_LAYERS.contains(&name) => llm.clone(),
-                ModelProfile::WINDOW_LAYER => windows(&encoder, module.segment_tokens),
-                _ => encoder.clone(),
+                ModelProfile::WINDOW_LAYER => windows(&encoders[0], module.segment_tokens),
+                name => encoders[ModelProfile::tower_of(name).index()].clone(),
             };
             let flops = module.flops(&segments);
             let (is_before, is_own) = match module.name {
@@ -37,7 +40,7 @@ impl Architecture {
                     let is_own = trained.llm && (trained.lora_rank == 0 || adapted.is_some());
                     (trained.llm || trained.projector || trained.encoder, is_own)
                 }
-                "projector" => (trained.encoder, trained.projector),
+                name if ModelProfile::is_projector(name) => (trained.encoder, trained.projector),
                 _ => (trained.encoder, trained.encoder),
             };
             let gradients = if is_before { flops.input } else { 0 } + if is_own { flops.weight } else { 0 };
@@ -85,7 +88,7 @@ mod tests {
         let attention: u128 = 14 * 3_584 * 1_000 * 1_000;
         let head: u128 = 3_584 * u128::from(architecture.llm.vocabulary);
         assert_eq!(llm, 28 * (6_000 * layer + attention) + 6_000 * head);
-        let segments = vec![EncoderSegments { count: 5, tokens: 729 }];
+        let segments = vec![EncoderSegments::of(5, 729)];
         let image = MicrobatchShape { encoder_segments: segments, ..text };
         let encoder = architecture.training_flops(&image) - llm;
         // About 0.4 billion parameters in the layers of SigLIP over 3,645 tokens, with attention.
@@ -98,7 +101,7 @@ mod tests {
     #[test]
     fn what_is_frozen_counts_less() {
         let architecture = catalogue_model("llava-onevision-qwen2-7b").unwrap().architecture().unwrap();
-        let segments = vec![EncoderSegments { count: 2, tokens: 729 }];
+        let segments = vec![EncoderSegments::of(2, 729)];
         let shape = MicrobatchShape { encoder_segments: segments, llm_tokens: vec![500], label_tokens: 100 };
         let flops = |recipe: Recipe| architecture.training_flops_of(&shape, &recipe.trained(16));
         let sum = |name: &str, of: &dyn Fn(&crate::ModuleFlops) -> u128| -> u128 {

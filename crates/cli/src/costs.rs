@@ -5,7 +5,7 @@ use dflop_analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, 
 use dflop_cost::{CostModel, CostSettings, StageLayers, Typical};
 use dflop_data::{records, table};
 use dflop_types::{
-    DataProfile, MadeFrom, MicrobatchShape, ModelProfile, SampleShape, Trained, artifact, printable,
+    DataProfile, MadeFrom, MicrobatchShape, ModelProfile, SampleShape, Tower, Trained, artifact, printable,
 };
 use std::path::Path;
 
@@ -16,6 +16,8 @@ pub struct SampleTimes {
     pub positions: Vec<u64>,
     /// Forward and backward on the encoder, in nanoseconds; 0 for text.
     pub encoder_ns: Vec<u64>,
+    /// Of that, what a second encoder takes, which reads sounds beside one that reads pictures; 0 where there is one.
+    pub second_encoder_ns: Vec<u64>,
     /// Forward and backward on the LLM backbone, in nanoseconds.
     pub llm_ns: Vec<u64>,
     /// LLM tokens.
@@ -83,13 +85,15 @@ pub(crate) fn of_shapes(
     let mut sum = Typical::default();
     let num_bad = visit(&mut |_, shape| {
         count += 1;
-        sum.encoder_tokens += shape.encoder_tokens();
+        for (sum, tokens) in sum.encoder_tokens.iter_mut().zip(shape.tower_tokens()) {
+            *sum += tokens;
+        }
         sum.llm_tokens += u64::from(shape.llm_tokens);
         sum.label_tokens += u64::from(shape.label_tokens);
     })?;
     let mean = |sum: u64| (u128::from(sum) * u128::from(batch_size) / u128::from(count.max(1))) as u64;
     let typical = Typical {
-        encoder_tokens: mean(sum.encoder_tokens),
+        encoder_tokens: sum.encoder_tokens.map(mean),
         llm_tokens: mean(sum.llm_tokens),
         label_tokens: mean(sum.label_tokens),
     };
@@ -98,6 +102,7 @@ pub(crate) fn of_shapes(
         let (encoder_ns, llm_ns) = cost.sample_cost(shape, typical);
         found.positions.push(position);
         found.encoder_ns.push(encoder_ns);
+        found.second_encoder_ns.push(second_encoder_ns(&cost, shape, typical));
         found.llm_ns.push(llm_ns);
         found.tokens.push(shape.llm_tokens.into());
         let bytes =
@@ -106,6 +111,16 @@ pub(crate) fn of_shapes(
         found.num_extrapolated += u64::from(is_extrapolated(&cost, model.num_llm_layers(), shape));
     })?;
     Ok(found)
+}
+
+/// Forward and backward of what the second encoder reads of a sample, in nanoseconds.
+fn second_encoder_ns(cost: &CostModel, shape: &SampleShape, typical: Typical) -> u64 {
+    let read = shape.encoder_segments.iter().filter(|group| group.tower == Tower::Second);
+    let encoder_segments: Vec<_> = read.copied().collect();
+    if encoder_segments.is_empty() {
+        return 0;
+    }
+    cost.sample_encoder_ns(&SampleShape { encoder_segments, ..SampleShape::default() }, typical)
 }
 
 /// Whether a sample alone is outside of what was measured.

@@ -43,10 +43,7 @@ fn write_profile(session: &Session, sizes: &[(u32, u32)]) {
         position,
         kind: if tiles == 0 { SampleKind::Text } else { SampleKind::Image },
         shape: SampleShape {
-            encoder_segments: (tiles > 0)
-                .then_some(EncoderSegments { count: tiles, tokens: 729 })
-                .into_iter()
-                .collect(),
+            encoder_segments: (tiles > 0).then_some(EncoderSegments::of(tiles, 729)).into_iter().collect(),
             feature_tokens: 196 * tiles,
             llm_tokens: 196 * tiles + text,
             label_tokens: text / 2,

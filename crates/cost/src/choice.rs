@@ -82,9 +82,9 @@ impl<'a> Choice<'a> {
         let is_full =
             mode.recompute == Recompute::Full || mode.recompute == Recompute::Selective && has_adapters;
         let (forward_halves, backward_halves) = match mode.name {
-            "encoder_embedding" => (2, 0),
+            "encoder_embedding" | "sound_embedding" => (2, 0),
             "llm_embedding" => (2, 1),
-            "projector" => (2, 2),
+            "projector" | "sound_projector" => (2, 2),
             "llm_head" => (0, 2),
             "llm_layer" if !is_full && matches!(mode.runs, Runs::Weight | Runs::Whole) => (4, 6),
             _ => (4, if is_full { 8 } else { 4 }),

@@ -9,7 +9,7 @@ use crate::prediction::Prediction;
 use crate::repair::Repair;
 use crate::settings::CostSettings;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
-use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile, Recompute};
+use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile, Recompute, Tower, TowerTokens};
 
 /// Durations and bytes predicted from a [`ModelProfile`].
 ///
@@ -118,6 +118,11 @@ impl CostModel {
         if profile.modules.contains_key(window) {
             encoder.push((window, choice.encoder(window, of_encoder)?, u64::from(profile.count(window))));
         }
+        if profile.modules.contains_key(ModelProfile::SECOND_TOWER[1]) {
+            for name in ModelProfile::SECOND_TOWER {
+                encoder.push((name, choice.encoder(name, of_encoder)?, u64::from(profile.count(name))));
+            }
+        }
         let [embedding, layer, head] =
             ["llm_embedding", "llm_layer", "llm_head"].map(|name| choice.llm(name, of_llm));
         let (embedding, layer, head) = (embedding?, layer?, head?);
@@ -206,10 +211,10 @@ impl CostModel {
     /// As [`CostModel::encoder`], of one stage.
     pub fn encoder_stage(&self, microbatch: &MicrobatchShape, stage: EncoderLayers) -> Prediction {
         let mut sum = Prediction::default();
-        let total = microbatch.encoder_tokens();
+        let tokens = microbatch.tower_tokens();
         for (_, module, count) in self.encoder_modules_of(stage) {
-            sum.add(&module.linear(total), count);
-            sum.add(&module.segments(segments_of(&microbatch.encoder_segments)), count);
+            sum.add(&module.linear(tokens[module.tower.index()]), count);
+            sum.add(&module.segments(segments_of(&microbatch.encoder_segments, module.tower)), count);
         }
         sum
     }
@@ -235,15 +240,15 @@ impl CostModel {
     }
 
     /// Time of the encoder, projector included, over these tokens without attention.
-    pub fn encoder_linear(&self, tokens: u64) -> Prediction {
+    pub fn encoder_linear(&self, tokens: TowerTokens) -> Prediction {
         self.encoder_stage_linear(tokens, self.whole_encoder())
     }
 
     /// As [`CostModel::encoder_linear`], of one stage.
-    pub fn encoder_stage_linear(&self, tokens: u64, stage: EncoderLayers) -> Prediction {
+    pub fn encoder_stage_linear(&self, tokens: TowerTokens, stage: EncoderLayers) -> Prediction {
         let mut sum = Prediction::default();
         for (_, module, count) in self.encoder_modules_of(stage) {
-            sum.add(&module.linear(tokens), count);
+            sum.add(&module.linear(tokens[module.tower.index()]), count);
         }
         sum
     }
@@ -315,10 +320,24 @@ impl CostModel {
         Transfer { ns: reduction.ns.saturating_add(optimizer_ns), basis: reduction.basis }
     }
 
-    /// Layers of the encoder, those that attend within windows included.
+    /// Layers of the encoder that can be dealt out to stages, those that attend within windows included. Two encoders are
+    /// one stage, as if they were a single layer.
     pub fn num_encoder_layers(&self) -> u32 {
-        let layers = self.encoder.iter().filter(|(name, ..)| is_layer(name));
-        u32::try_from(layers.map(|(_, _, count)| count).sum::<u64>()).unwrap_or(u32::MAX)
+        if self.has_second_tower() {
+            return 1;
+        }
+        u32::try_from(self.num_layers_of(Tower::First)).unwrap_or(u32::MAX)
+    }
+
+    /// Whether there is a second encoder.
+    pub(crate) fn has_second_tower(&self) -> bool {
+        self.encoder.iter().any(|(_, module, _)| module.tower == Tower::Second)
+    }
+
+    /// All layers of one encoder.
+    fn num_layers_of(&self, tower: Tower) -> u64 {
+        let layers = self.encoder.iter().filter(|(name, module, _)| is_layer(name) && module.tower == tower);
+        layers.map(|(_, _, count)| count).sum()
     }
 
     /// All layers of the encoder, with what stands before and behind them.
@@ -350,26 +369,37 @@ impl CostModel {
         &self,
         stage: EncoderLayers,
     ) -> impl Iterator<Item = (&'static str, &Module, u64)> {
-        let all = u64::from(self.num_encoder_layers()).max(1);
+        let all = self.num_layers_of(Tower::First).max(1);
         let full = self.encoder.iter().find(|(name, ..)| *name == "encoder_layer").map_or(0, |m| m.2);
         let before = |layer: u64| layer * full / all;
-        let (first, number) = (u64::from(stage.first_layer), u64::from(stage.num_layers));
+        // Of two encoders a stage has all layers or none.
+        let (first, number) = if self.has_second_tower() {
+            (0, if stage.num_layers > 0 { all } else { 0 })
+        } else {
+            (u64::from(stage.first_layer), u64::from(stage.num_layers))
+        };
         let num_full = before(first + number) - before(first);
         let num_first = if self.has_first_layers() {
-            u64::from(self.settings.encoder.recompute.first_layers(stage.num_layers))
+            u64::from(self.settings.encoder.recompute.first_layers(number as u32))
         } else {
             0
         };
         let first_full = before(first + num_first) - before(first);
         let firsts = self.first.encoder.iter().map(move |(name, module)| {
-            let held = if *name == "encoder_layer" { first_full } else { num_first - first_full };
+            let held = match *name {
+                "encoder_layer" => first_full,
+                ModelProfile::WINDOW_LAYER => num_first - first_full,
+                // A second encoder stands behind the first, whose layers alone recompute more than others.
+                _ => 0,
+            };
             (*name, module, held)
         });
         firsts.chain(self.encoder.iter().map(move |(name, module, count)| {
             let held = match *name {
                 "encoder_layer" => num_full - first_full,
                 ModelProfile::WINDOW_LAYER => (number - num_full) - (num_first - first_full),
-                "projector" => u64::from(stage.is_last) * count,
+                name if is_layer(name) => u64::from(number > 0) * count,
+                name if ModelProfile::is_projector(name) => u64::from(stage.is_last) * count,
                 _ => u64::from(stage.is_first) * count,
             };
             (*name, module, held)

@@ -8,7 +8,7 @@ use crate::network::{Basis, Route};
 use crate::phases::Phases;
 use crate::prediction::Prediction;
 use crate::repair::Repair;
-use dflop_types::{MeasuredPoint, ModuleProfile, Recompute};
+use dflop_types::{MeasuredPoint, ModelProfile, ModuleProfile, Recompute, Tower};
 
 /// Whether a module is one of the layers that are gathered one by one; the others are gathered together.
 pub(crate) fn is_layer(name: &str) -> bool {
@@ -29,6 +29,8 @@ pub(crate) struct Collectives {
 /// One measured module.
 #[derive(Debug, Clone)]
 pub(crate) struct Module {
+    /// The encoder to which it belongs, if it belongs to one.
+    pub(crate) tower: Tower,
     linear: Phases,
     /// `None` where the module has no attention, or where `linear` holds it.
     attention: Option<Phases>,
@@ -83,12 +85,13 @@ impl Module {
         let is_trained = matches!(mode.runs, Runs::Weight | Runs::Whole);
         Ok(Self {
             footprint: Footprint::new(module, measured, mode.runs, mode.recompute)?,
+            tower: ModelProfile::tower_of(module),
             linear,
             attention,
             // The windows of such a layer are the model's own, whatever the segments.
             segment_tokens: measured
                 .segment_tokens
-                .filter(|_| module != dflop_types::ModelProfile::WINDOW_LAYER)
+                .filter(|_| module != ModelProfile::WINDOW_LAYER)
                 .map(u64::from),
             collectives,
             runs: mode.runs,

@@ -2,13 +2,13 @@
 
 use crate::cost::CostModel;
 use crate::stage::{EncoderLayers, StageLayers, segments_of};
-use dflop_types::SampleShape;
+use dflop_types::{SampleShape, TowerTokens};
 
 /// The size of a microbatch on one replica around which the cost of a single sample is read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Typical {
     /// Encoder tokens of one encoder replica's share of a microbatch.
-    pub encoder_tokens: u64,
+    pub encoder_tokens: TowerTokens,
     /// LLM tokens of a microbatch on one LLM replica.
     pub llm_tokens: u64,
     /// Label tokens of a microbatch on one LLM replica.
@@ -38,10 +38,12 @@ impl CostModel {
         typical: Typical,
         stage: EncoderLayers,
     ) -> u64 {
+        let tokens = sample.tower_tokens();
         self.over_encoder_stage(stage, |module| {
+            let tower = module.tower;
             module
-                .marginal_ns(sample.encoder_tokens(), typical.encoder_tokens)
-                .saturating_add(module.attention_ns(segments_of(&sample.encoder_segments)))
+                .marginal_ns(tokens[tower.index()], typical.encoder_tokens[tower.index()])
+                .saturating_add(module.attention_ns(segments_of(&sample.encoder_segments, tower)))
         })
     }
 
@@ -76,9 +78,11 @@ impl CostModel {
         typical: Typical,
         stage: EncoderLayers,
     ) -> u64 {
+        let tokens = sample.tower_tokens();
         let kept = self.over_encoder_stage(stage, |module| {
-            let attention = module.attention_bytes(segments_of(&sample.encoder_segments));
-            let linear = module.marginal_bytes(sample.encoder_tokens(), typical.encoder_tokens);
+            let tower = module.tower;
+            let attention = module.attention_bytes(segments_of(&sample.encoder_segments, tower));
+            let linear = module.marginal_bytes(tokens[tower.index()], typical.encoder_tokens[tower.index()]);
             linear.saturating_add(attention)
         });
         let hidden = sample.encoder_tokens().saturating_mul(self.encoder_hidden_bytes);

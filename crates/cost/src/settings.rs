@@ -1,7 +1,7 @@
 //! How a model is run: what trains, what is recomputed, over how many ranks a layer is cut.
 
 use crate::mode::Runs;
-use dflop_types::{Layout, Recomputation, Recompute, Trained};
+use dflop_types::{Layout, ModelProfile, Recomputation, Recompute, Trained};
 
 /// How one component is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,7 +49,7 @@ impl CostSettings {
     /// What a module of the encoder runs.
     pub(crate) fn encoder_runs(&self, name: &str) -> Runs {
         let trained = &self.trained;
-        if name == "projector" {
+        if ModelProfile::is_projector(name) {
             Runs::of(trained.projector, trained.encoder)
         } else if trained.encoder {
             // Pixels need no gradient, so the profile's input-gradient time of the embedding is 0.

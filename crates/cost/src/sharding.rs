@@ -6,7 +6,7 @@ use crate::module::{Module, is_layer};
 use crate::network::{Basis, Group, Spread, Transfer};
 use crate::prediction::Prediction;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
-use dflop_types::{Collective, Component, Layout, LinkSpan, MicrobatchShape, Zero};
+use dflop_types::{Collective, Component, Layout, LinkSpan, MicrobatchShape, ModelProfile, Tower, Zero};
 
 /// How the states, gradients and parameters of a component are cut over its replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,19 +127,21 @@ impl CostModel {
     pub fn sharded_encoder(&self, microbatch: &MicrobatchShape, sharding: Sharding) -> Prediction {
         let mut sum = self.encoder(microbatch);
         if sharding.gathers_layers() {
-            let total = microbatch.encoder_tokens();
+            let tokens = microbatch.tower_tokens();
             let unit = |(name, module, count): (&'static str, &Module, u64)| {
-                let mut one = module.linear(total);
-                one.add(&module.segments(segments_of(&microbatch.encoder_segments)), 1);
-                (is_layer(name), name == "projector", Unit::new(module, count, &one))
+                let tower = module.tower;
+                let mut one = module.linear(tokens[tower.index()]);
+                one.add(&module.segments(segments_of(&microbatch.encoder_segments, tower)), 1);
+                let place = (tower, ModelProfile::is_projector(name), is_layer(name));
+                (is_layer(name), place, Unit::new(module, count, &one))
             };
-            let mut units: Vec<(bool, bool, Unit)> =
+            let mut units: Vec<(bool, (Tower, bool, bool), Unit)> =
                 self.encoder_modules_of(self.whole_encoder()).map(unit).collect();
             // The projector comes last, the layers in between.
-            units.sort_by_key(|&(is_layer, is_projector, _)| (is_projector, is_layer));
+            units.sort_by_key(|&(_, place, _)| place);
             self.meet(
                 &mut sum,
-                &units.into_iter().map(|unit| (unit.0, unit.2)).collect::<Vec<_>>(),
+                &units.into_iter().map(|(is_layer, _, unit)| (is_layer, unit)).collect::<Vec<_>>(),
                 sharding,
             );
         }

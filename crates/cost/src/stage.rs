@@ -1,6 +1,6 @@
 //! A stage of either component, and the sizes that its modules are asked for.
 
-use dflop_types::EncoderSegments;
+use dflop_types::{EncoderSegments, Tower};
 
 /// The layers that one stage of the LLM backbone holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +26,12 @@ pub struct EncoderLayers {
     pub is_last: bool,
 }
 
-pub(crate) fn segments_of(segments: &[EncoderSegments]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
-    segments.iter().map(|s| (u64::from(s.count), u64::from(s.tokens)))
+/// The segments that this encoder reads.
+pub(crate) fn segments_of(
+    segments: &[EncoderSegments],
+    tower: Tower,
+) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
+    segments.iter().filter(move |s| s.tower == tower).map(|s| (u64::from(s.count), u64::from(s.tokens)))
 }
 
 pub(crate) fn samples_of(llm_tokens: &[u32]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {

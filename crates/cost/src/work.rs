@@ -52,9 +52,10 @@ impl CostModel {
     /// *Complexity*: O(s log n) for s segments and samples.
     pub fn work_min(&self, batch: &MicrobatchShape) -> WorkMin {
         let total = batch.total_llm_tokens();
+        let tokens = batch.tower_tokens();
         let of_module = |module: &Module| {
-            let attention_ns = module.attention_ns(segments_of(&batch.encoder_segments));
-            module.ns_min(batch.encoder_tokens()) + attention_ns as f64
+            let attention_ns = module.attention_ns(segments_of(&batch.encoder_segments, module.tower));
+            module.ns_min(tokens[module.tower.index()]) + attention_ns as f64
         };
         // Of layers of which some recompute more than others the shorter time: how many do depends on the stages.
         let of_one = |(name, module, count): &(&str, Module, u64)| {

@@ -10,4 +10,5 @@ mod network;
 mod predictions;
 mod settings;
 mod sharding;
+mod two_encoders;
 mod walk;

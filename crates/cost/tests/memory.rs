@@ -76,7 +76,7 @@ fn list(text: &str) -> Vec<Action> {
 
 /// A microbatch of one sample.
 pub(crate) fn one(llm_tokens: u32, label_tokens: u64, feature_tokens: u64) -> RankMicrobatch {
-    let segments = vec![EncoderSegments { count: 2, tokens: llm_tokens }];
+    let segments = vec![EncoderSegments::of(2, llm_tokens)];
     let shape = MicrobatchShape {
         encoder_segments: if feature_tokens == 0 { vec![] } else { segments },
         llm_tokens: vec![llm_tokens],

@@ -84,7 +84,7 @@ fn grid_points_come_back_exactly() {
 
 #[test]
 fn the_encoder_adds_linear_and_attention() {
-    let segments = vec![EncoderSegments { count: 2, tokens: 729 }, EncoderSegments { count: 8, tokens: 729 }];
+    let segments = vec![EncoderSegments::of(2, 729), EncoderSegments::of(8, 729)];
     let batch = MicrobatchShape { encoder_segments: segments, ..MicrobatchShape::default() };
     let encoder = model().encoder(&batch);
     assert_eq!(encoder.forward_ns, 800_000 + 10 * 20_000 + 2);
@@ -209,7 +209,7 @@ fn errors_name_the_module_and_the_rule() {
 
 fn sample() -> impl Strategy<Value = SampleShape> {
     (0u32..12, 1u32..3_000, 1u32..2_000, any::<bool>()).prop_map(|(tiles, llm, segment, fixed)| {
-        let segments = EncoderSegments { count: tiles, tokens: if fixed { 729 } else { segment } };
+        let segments = EncoderSegments::of(tiles, if fixed { 729 } else { segment });
         SampleShape {
             encoder_segments: if tiles == 0 { vec![] } else { vec![segments] },
             feature_tokens: tiles.min(llm),
@@ -283,7 +283,7 @@ proptest! {
             .collect();
         let batch = MicrobatchShape::pack(&samples);
         let typical = Typical {
-            encoder_tokens: 0,
+            encoder_tokens: [0; 2],
             llm_tokens: batch.total_llm_tokens(),
             label_tokens: batch.label_tokens,
         };

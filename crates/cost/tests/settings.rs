@@ -376,7 +376,7 @@ proptest! {
         let samples: Vec<_> = tokens.iter().map(|&t| fixture::sample(1, t, t, t)).collect();
         let batch = MicrobatchShape::pack(&samples);
         let typical = Typical {
-            encoder_tokens: batch.encoder_tokens(),
+            encoder_tokens: batch.tower_tokens(),
             llm_tokens: batch.total_llm_tokens(),
             label_tokens: batch.label_tokens,
         };

@@ -44,7 +44,7 @@ proptest! {
     #[test]
     fn collectives_run_beside_the_layers_of_a_gpu(tokens in 0u32..900, labels in 0u64..400, tiles in 0u32..8) {
         let (gpu, cpu) = (model("cuda"), model("cpu"));
-        let segments = if tiles == 0 { vec![] } else { vec![EncoderSegments { count: tiles, tokens: 100 }] };
+        let segments = if tiles == 0 { vec![] } else { vec![EncoderSegments::of(tiles, 100)] };
         let shape = MicrobatchShape { encoder_segments: segments, ..texts(tokens, labels.min(tokens.into())) };
         let zero_3 = over(Zero::Parameters, 2);
         // Layers apart: those of one stage are the middle layer, and what the ends add.

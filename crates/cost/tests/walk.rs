@@ -89,7 +89,7 @@ proptest! {
         let index = at % more.len();
         let changed = &mut more[index];
         changed.shape.llm_tokens.push(extra);
-        changed.shape.encoder_segments.push(EncoderSegments { count: 1, tokens: extra });
+        changed.shape.encoder_segments.push(EncoderSegments::of(1, extra));
         changed.shape.label_tokens += u64::from(extra / 3);
         changed.feature_tokens += u64::from(extra / 4);
         prop_assert!(total(&microbatches) <= total(&more));

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// A sample of source 0 with so many LLM tokens; an image where it has encoder tokens.
 fn sample(record: u64, encoder: u32, llm: u32) -> ProfiledSample {
-    let group = EncoderSegments { count: 1, tokens: encoder };
+    let group = EncoderSegments::of(1, encoder);
     let segments = if encoder > 0 { vec![group] } else { Vec::new() };
     ProfiledSample {
         id: record.to_string(),

@@ -344,7 +344,7 @@ fn faults_that_no_sample_has_end_the_profile() {
     assert_eq!((outcome.profile.samples.len(), outcome.profile.problems.len()), (100, 1));
 
     // The tokenizer lacks the token of the function's marks.
-    let shape = MediaShape { segments: vec![EncoderSegments { count: 1, tokens: 9 }], ..empty };
+    let shape = MediaShape { segments: vec![EncoderSegments::of(1, 9)], ..empty };
     let marks =
         Marks { placeholder: "<image>".to_owned(), feature_token: "<picture>".to_owned(), id_fields: &[] };
     let family =

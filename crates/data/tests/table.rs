@@ -5,7 +5,7 @@
 use dflop_data::{problems, table};
 use dflop_types::{
     ArtifactError, DataProfile, EncoderParts, EncoderSegments, Fault, Hint, MadeFrom, Place, Problem,
-    ProfilePart, ProfiledSample, SampleKind, SampleShape, SourceFile, Stratum, shown,
+    ProfilePart, ProfiledSample, SampleKind, SampleShape, SourceFile, Stratum, Tower, shown,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -35,7 +35,10 @@ fn shape() -> impl Strategy<Value = SampleShape> {
         SampleShape {
             encoder_segments: segments
                 .into_iter()
-                .map(|(count, tokens)| EncoderSegments { count, tokens })
+                .map(|(count, tokens)| {
+                    let tower = if tokens % 2 == 0 { Tower::Second } else { Tower::First };
+                    EncoderSegments { tower, ..EncoderSegments::of(count, tokens) }
+                })
                 .collect(),
             encoder_parts: parts,
             feature_tokens: features,
@@ -159,7 +162,7 @@ fn small(num_samples: u64) -> DataProfile {
         place: Place { file: 0, start: position * 100, len: 99 },
         kind: SampleKind::Image,
         shape: SampleShape {
-            encoder_segments: vec![EncoderSegments { count: 1 + (position % 7) as u32, tokens: 81 }],
+            encoder_segments: vec![EncoderSegments::of(1 + (position % 7) as u32, 81)],
             feature_tokens: 9,
             llm_tokens: 20 + (position % 11) as u32,
             label_tokens: 4,
@@ -454,4 +457,19 @@ fn a_profile_without_parts_is_read() {
     assert_eq!(table::read(&again).unwrap(), profile);
     assert_eq!(names(directory.path()), [table::FILE_NAME]);
     assert_eq!(table::rows(&path).unwrap().count(), 24);
+}
+
+/// A profile made before segments named the encoder that reads them: all are of the first.
+#[test]
+fn a_profile_without_towers_is_read() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/profiles/data_profile_without_towers.parquet");
+    let profile = table::read(&path).unwrap();
+    assert_eq!(profile.samples.len(), 24);
+    let mut segments = profile.samples.iter().flat_map(|sample| &sample.shape.encoder_segments);
+    assert!(segments.clone().count() >= 18 && segments.all(|group| group.tower == Tower::First));
+    assert!(profile.samples.iter().any(|sample| !sample.shape.encoder_parts.is_empty()));
+    // Its content hash is the same in the new form, which is another table.
+    let (_directory, again) = written(&profile);
+    assert_eq!(table::read(&again).unwrap(), profile);
 }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     fn shape(tiles: u32, llm_tokens: u32, label_tokens: u32) -> SampleShape {
-        let encoder_segments = vec![EncoderSegments { count: tiles, tokens: 100 }];
+        let encoder_segments = vec![EncoderSegments::of(tiles, 100)];
         SampleShape {
             encoder_segments,
             feature_tokens: 1,

@@ -9,13 +9,15 @@ use crate::cut::shortest_cut;
 use crate::facts::Facts;
 use crate::space::Candidate;
 use dflop_cost::{CostModel, EncoderLayers, Sharding, StageLayers, Typical};
-use dflop_types::{Component, EncoderSegments, Layout, MicrobatchShape, Recompute, SampleShape};
+use dflop_types::{
+    Component, EncoderSegments, Layout, MicrobatchShape, Recompute, SampleShape, Tower, TowerTokens,
+};
 
 /// What the estimate needs to know of one global batch.
 #[derive(Debug, Clone)]
 pub(crate) struct BatchSizes {
     num_samples: u64,
-    encoder_tokens: u64,
+    encoder_tokens: TowerTokens,
     pub(crate) llm_tokens: u64,
     label_tokens: u64,
     /// Time of attention of all samples, in nanoseconds: on the encoder, and on a layer of the LLM backbone.
@@ -79,11 +81,11 @@ const HEAD: StageLayers = StageLayers { num_layers: 0, is_first: false, is_last:
 impl BatchSizes {
     pub(crate) fn new(model: &CostModel, batch: &BatchShapes<'_>) -> Self {
         let whole = &batch.whole;
-        let (encoder_tokens, llm_tokens) = (whole.encoder_tokens(), whole.total_llm_tokens());
+        let (encoder_tokens, llm_tokens) = (whole.tower_tokens(), whole.total_llm_tokens());
         let num_samples = batch.num_samples.max(1);
         // Four samples a microbatch; the cost of a sample hardly depends on that number.
         let typical = Typical {
-            encoder_tokens: 4 * encoder_tokens / num_samples,
+            encoder_tokens: encoder_tokens.map(|tokens| 4 * tokens / num_samples),
             llm_tokens: 4 * llm_tokens / num_samples,
             label_tokens: 4 * whole.label_tokens / num_samples,
         };
@@ -151,7 +153,7 @@ impl BatchSizes {
         // The cost of a token hardly depends on the number of microbatches.
         let parts = |dp: u32| (8 * u64::from(dp)).min(self.num_samples).max(1);
         let (shares, buckets) = (parts(layout.encoder.dp), parts(layout.llm.dp));
-        let tokens = self.encoder_tokens / shares;
+        let tokens = self.encoder_tokens.map(|tokens| tokens / shares);
         let ends = [true, false].map(|is_first| {
             let bare = EncoderLayers { first_layer: 0, num_layers: 0, is_first, is_last: !is_first };
             model.encoder_stage_linear(tokens, bare).total_ns()
@@ -280,7 +282,8 @@ pub(crate) fn rough(
     let (encoder_dp, llm_dp) = (u64::from(candidate.layout.encoder.dp), u64::from(candidate.layout.llm.dp));
     let shares = (m * encoder_dp).min(batch.num_samples).max(1);
     let buckets = (m * llm_dp).min(batch.num_samples).max(1);
-    let encoder_ns = model.encoder_linear(batch.encoder_tokens / shares).total_ns() as f64
+    let encoder_ns = model.encoder_linear(batch.encoder_tokens.map(|tokens| tokens / shares)).total_ns()
+        as f64
         * (shares as f64 / (m * encoder_dp) as f64)
         + batch.encoder_attention_ns as f64 / (m * encoder_dp) as f64;
     let (tokens, labels) = (batch.llm_tokens / buckets, batch.label_tokens / buckets);
@@ -361,7 +364,12 @@ fn colocated(
     let mean = |tokens: u64| u32::try_from(tokens / buckets).unwrap_or(u32::MAX);
     // All tokens as one segment. This shape only says how much of the collectives the work hides; attention is added below.
     let shape = MicrobatchShape {
-        encoder_segments: vec![EncoderSegments { count: 1, tokens: mean(batch.encoder_tokens) }],
+        encoder_segments: Tower::ALL
+            .map(|tower| EncoderSegments {
+                tower,
+                ..EncoderSegments::of(1, mean(batch.encoder_tokens[tower.index()]))
+            })
+            .into(),
         llm_tokens: vec![mean(batch.llm_tokens)],
         label_tokens: batch.label_tokens / buckets,
     };
@@ -369,7 +377,7 @@ fn colocated(
         + model.sharded_stage(&shape, stage, sharding).total_ns();
     let without =
         model.encoder(&shape).total_ns() + model.llm_stage(&shape, stage.num_layers, true, true).total_ns();
-    let linear_ns = model.encoder_linear(batch.encoder_tokens / buckets).total_ns()
+    let linear_ns = model.encoder_linear(batch.encoder_tokens.map(|tokens| tokens / buckets)).total_ns()
         + model.stage_linear(batch.llm_tokens / buckets, shape.label_tokens, stage).total_ns();
     let attention_ns =
         batch.encoder_attention_ns.saturating_add(batch.layer_attention_ns.of_stage(stage.num_layers));

@@ -16,7 +16,7 @@ fn times(prediction: Prediction) -> (u64, u64, bool) {
 
 fn encoder_shape(segments: Vec<(u32, u32)>) -> MicrobatchShape {
     let encoder_segments =
-        segments.into_iter().map(|(count, tokens)| EncoderSegments { count, tokens }).collect();
+        segments.into_iter().map(|(count, tokens)| EncoderSegments::of(count, tokens)).collect();
     MicrobatchShape { encoder_segments, ..MicrobatchShape::default() }
 }
 

@@ -99,7 +99,7 @@ fn shape(answer: &Bound<'_, PyAny>) -> PyResult<MediaShape> {
     let frame_indices = field("frame_indices")?.map(|indices| indices.extract()).transpose()?;
     Ok(MediaShape {
         num_tiles,
-        segments: segments.into_iter().map(|(count, tokens)| EncoderSegments { count, tokens }).collect(),
+        segments: segments.into_iter().map(|(count, tokens)| EncoderSegments::of(count, tokens)).collect(),
         pieces: parts
             .into_iter()
             .map(|part| match part {

@@ -299,8 +299,17 @@ impl SampleCosts {
         let found =
             py.detach(|| dflop_cli::costs::of_profiles(&data_profile_path, &model, trained, batch_size));
         let found = found.map_err(failed)?;
-        let SampleTimes { positions, encoder_ns, llm_ns, tokens, bytes, num_bad, num_extrapolated, notice } =
-            found;
+        let SampleTimes {
+            positions,
+            encoder_ns,
+            llm_ns,
+            tokens,
+            bytes,
+            num_bad,
+            num_extrapolated,
+            notice,
+            ..
+        } = found;
         let costs = Costs { encoder_ns, llm_ns, bytes: Some(bytes), tokens: Some(tokens) };
         Ok((Self::new((costs, None), (num_bad > 0).then_some(positions), num_bad)?, num_extrapolated, notice))
     }

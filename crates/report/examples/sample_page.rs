@@ -276,7 +276,7 @@ fn sample(dice: &mut Dice, index: u64) -> ProfiledSample {
     };
     let features: u32 =
         (0..tiles).map(|_| features_each - (dice.uniform() * f64::from(features_each) * 0.2) as u32).sum();
-    let segments = (tiles > 0).then_some(EncoderSegments { count: tiles, tokens: 729 });
+    let segments = (tiles > 0).then_some(EncoderSegments::of(tiles, 729));
     ProfiledSample {
         id: format!("{}_{index:04}", ["coco", "textvqa", "activitynet"][source as usize]),
         source,

@@ -384,7 +384,7 @@ fn any_report() -> impl Strategy<Value = Report> {
     });
     let loss = prop::collection::vec((any::<u64>(), any_float()), 0..12);
     let kind = prop::sample::select(SampleKind::ALL.to_vec());
-    let segment = (any::<u32>(), any::<u32>()).prop_map(|(count, tokens)| EncoderSegments { count, tokens });
+    let segment = (any::<u32>(), any::<u32>()).prop_map(|(count, tokens)| EncoderSegments::of(count, tokens));
     let one = (kind, prop::collection::vec(segment, 0..4), prop_oneof![0u32..50, any::<u32>()], any_ns());
     let one = one.prop_map(|(kind, encoder_segments, llm_tokens, media_bytes)| ProfiledSample {
         shape: SampleShape {

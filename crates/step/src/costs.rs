@@ -50,7 +50,8 @@ impl StepScheduler {
         let filled = |replicas: u64| (u64::from(num_microbatches) * replicas).min(batch.len() as u64).max(1);
         let sum = |of: fn(&SampleShape) -> u64| batch.iter().map(|&s| of(self.shape(s))).sum::<u64>();
         let typical = Typical {
-            encoder_tokens: sum(SampleShape::encoder_tokens) / filled(encoder_dp),
+            encoder_tokens: [sum(|s| s.tower_tokens()[0]), sum(|s| s.tower_tokens()[1])]
+                .map(|tokens| tokens / filled(encoder_dp)),
             llm_tokens: sum(|s| u64::from(s.llm_tokens)) / filled(llm_dp),
             label_tokens: sum(|s| u64::from(s.label_tokens)) / filled(llm_dp),
         };

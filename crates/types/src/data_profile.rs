@@ -2,7 +2,7 @@
 
 use crate::artifact::{Artifact, MadeFrom, hash_parts, hex};
 use crate::index::SampleIndex;
-use crate::shape::SampleShape;
+use crate::shape::{EncoderSegments, SampleShape, Tower};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -222,7 +222,9 @@ impl ProfileHasher {
         let ProfiledSample { source, position, place, kind, shape, .. } = sample;
         let kind = SampleKind::ALL.iter().position(|k| k == kind).unwrap_or(SampleKind::ALL.len()) as u64;
         let numbers = [u64::from(*source), *position, u64::from(place.file), place.start, place.len, kind];
-        let segments = shape.encoder_segments.iter().flat_map(|s| [u64::from(s.count), u64::from(s.tokens)]);
+        // The first tower adds nothing: a profile made before there were two keeps its hash.
+        let count = |s: &EncoderSegments| (s.tower.index() as u64) << 32 | u64::from(s.count);
+        let segments = shape.encoder_segments.iter().flat_map(|s| [count(s), u64::from(s.tokens)]);
         let sizes = [shape.feature_tokens, shape.llm_tokens, shape.label_tokens].map(u64::from);
         let media = [sample.media_bytes, sample.media_ms, sample.record_hash, sample.media_hash];
         let parts =
@@ -343,6 +345,9 @@ impl DataProfile {
                 for segments in &shape.encoder_segments {
                     hash.update(segments.count.to_le_bytes());
                     hash.update(segments.tokens.to_le_bytes());
+                    if segments.tower != Tower::First {
+                        hash.update([segments.tower as u8]);
+                    }
                 }
                 for parts in &shape.encoder_parts {
                     hash.update(parts.count.to_le_bytes());

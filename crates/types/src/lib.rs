@@ -98,6 +98,6 @@ pub use recipe::{Recipe, Trained};
 pub use recomputation::{ParseRecomputeError, Recomputation, Recompute};
 pub use renewal::{Renewal, RenewedTimes};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
-pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};
+pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape, Tower, TowerTokens};
 pub use text::{clipped, printable, printable_lines, shown, shown_lines, without_secrets};
 pub use timeline::{Action, ActionKind, Idle, ParseActionError, Span, Timeline};

@@ -3,6 +3,7 @@
 use crate::artifact::{Artifact, MadeFrom};
 use crate::recomputation::Recompute;
 use crate::renewal::Renewal;
+use crate::shape::Tower;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -267,6 +268,9 @@ impl ModelProfile {
     /// and loss (over label tokens).
     pub const MODULES: [&'static str; 6] =
         ["encoder_embedding", "encoder_layer", "projector", "llm_embedding", "llm_layer", "llm_head"];
+    /// Names of the modules of a second encoder, which reads sounds beside one that reads pictures: mel frames to its tokens,
+    /// one of its layers, and what makes features of them, all three over its tokens. A profile has all of them or none.
+    pub const SECOND_TOWER: [&'static str; 3] = ["sound_embedding", "sound_layer", "sound_projector"];
     /// An encoder layer whose attention stays within windows, which its `linear` holds: their size is the model's.
     pub const WINDOW_LAYER: &'static str = "encoder_window_layer";
 
@@ -299,9 +303,24 @@ impl ModelProfile {
         }
     }
 
-    /// Layers of the encoder, of all kinds.
+    /// Layers of the encoder, of all kinds; of two encoders, those of both.
     pub fn num_encoder_layers(&self) -> u32 {
-        self.count("encoder_layer") + self.count(Self::WINDOW_LAYER)
+        self.count("encoder_layer") + self.count(Self::WINDOW_LAYER) + self.count(Self::SECOND_TOWER[1])
+    }
+
+    /// The encoder to which the module of this name belongs; the first, if it belongs to none.
+    pub fn tower_of(module: &str) -> Tower {
+        if Self::SECOND_TOWER.contains(&module) { Tower::Second } else { Tower::First }
+    }
+
+    /// Whether the module of this name belongs to an encoder or makes its tokens features.
+    pub fn is_of_encoder(module: &str) -> bool {
+        module.starts_with("encoder") || Self::is_projector(module) || Self::SECOND_TOWER.contains(&module)
+    }
+
+    /// Whether the module of this name makes features of an encoder's tokens.
+    pub fn is_projector(module: &str) -> bool {
+        module == "projector" || module == Self::SECOND_TOWER[2]
     }
 }
 
@@ -324,6 +343,10 @@ impl Artifact for ModelProfile {
                 }
                 Some(_) => {}
             }
+        }
+        let second = Self::SECOND_TOWER.map(|name| self.modules.contains_key(name));
+        if second.contains(&true) && second.contains(&false) {
+            problems.push(format!("modules: must have all of {} or none", Self::SECOND_TOWER.join(", ")));
         }
         for (name, module) in &self.modules {
             module_problems(&format!("modules.{name}"), module, &mut problems);

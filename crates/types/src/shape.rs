@@ -2,6 +2,30 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Which encoder reads a medium, where a model has two.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tower {
+    /// The only one; of two, that of pictures.
+    #[default]
+    First,
+    /// That of sounds beside one of pictures.
+    Second,
+}
+
+impl Tower {
+    /// Both, by their numbers.
+    pub const ALL: [Self; 2] = [Self::First, Self::Second];
+
+    /// From 0.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Encoder tokens, by the number of the [`Tower`] that reads them.
+pub type TowerTokens = [u64; 2];
+
 /// `count` pieces of `tokens` encoder tokens each, none of which attends to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EncoderSegments {
@@ -9,6 +33,31 @@ pub struct EncoderSegments {
     pub count: u32,
     /// Encoder tokens of each piece, at least 1.
     pub tokens: u32,
+    /// The encoder that reads them.
+    #[serde(default, skip_serializing_if = "crate::layout::is_default")]
+    pub tower: Tower,
+}
+
+impl EncoderSegments {
+    /// Pieces that the first encoder reads.
+    pub const fn of(count: u32, tokens: u32) -> Self {
+        Self { count, tokens, tower: Tower::First }
+    }
+
+    /// Encoder tokens of all of them.
+    const fn total(&self) -> u64 {
+        self.count as u64 * self.tokens as u64
+    }
+}
+
+/// Encoder tokens of these segments, by the encoder that reads them; 2^64 or more count as one fewer.
+fn tower_tokens(segments: &[EncoderSegments]) -> TowerTokens {
+    let mut sums = TowerTokens::default();
+    for group in segments {
+        let sum = &mut sums[group.tower.index()];
+        *sum = sum.saturating_add(group.total());
+    }
+    sums
 }
 
 /// `count` parts in a row that are alike. A part is the smallest run of segments that can be encoded separately from the
@@ -81,8 +130,12 @@ impl SampleShape {
     ///
     /// *Not modelled*: 2^64 tokens or more, which count as one fewer.
     pub fn encoder_tokens(&self) -> u64 {
-        let of_group = |s: &EncoderSegments| u64::from(s.count) * u64::from(s.tokens);
-        self.encoder_segments.iter().map(of_group).fold(0, u64::saturating_add)
+        self.encoder_segments.iter().map(EncoderSegments::total).fold(0, u64::saturating_add)
+    }
+
+    /// Encoder tokens by the encoder that reads them.
+    pub fn tower_tokens(&self) -> TowerTokens {
+        tower_tokens(&self.encoder_segments)
     }
 
     /// Number of parts that can be encoded separately; 0 for a text-only sample.
@@ -227,7 +280,12 @@ impl MicrobatchShape {
 
     /// Encoder tokens over all segments.
     pub fn encoder_tokens(&self) -> u64 {
-        self.encoder_segments.iter().map(|s| u64::from(s.count) * u64::from(s.tokens)).sum()
+        self.encoder_segments.iter().map(EncoderSegments::total).sum()
+    }
+
+    /// Encoder tokens by the encoder that reads them.
+    pub fn tower_tokens(&self) -> TowerTokens {
+        tower_tokens(&self.encoder_segments)
     }
 
     /// LLM tokens over all samples.
@@ -257,7 +315,7 @@ mod tests {
     #[test]
     fn packing_adds_sizes_and_keeps_samples_apart() {
         let image = SampleShape {
-            encoder_segments: vec![EncoderSegments { count: 2, tokens: 729 }],
+            encoder_segments: vec![EncoderSegments::of(2, 729)],
             feature_tokens: 100,
             llm_tokens: 120,
             label_tokens: 7,
@@ -275,10 +333,7 @@ mod tests {
     fn mixed() -> SampleShape {
         let part = |count, segments, feature_tokens| EncoderParts { count, segments, feature_tokens };
         SampleShape {
-            encoder_segments: vec![
-                EncoderSegments { count: 9, tokens: 81 },
-                EncoderSegments { count: 2, tokens: 49 },
-            ],
+            encoder_segments: vec![EncoderSegments::of(9, 81), EncoderSegments::of(2, 49)],
             encoder_parts: vec![part(1, 5, 300), part(3, 1, 25), part(1, 1, 26), part(1, 2, 90)],
             feature_tokens: 300 + 75 + 26 + 90,
             llm_tokens: 600,
@@ -292,7 +347,7 @@ mod tests {
         assert_eq!((sample.check(), sample.num_parts()), (Ok(()), 6));
         // Frames 1 to 3 of the video, and the last image.
         let share = sample.share(PartRange { first: 2, count: 4 });
-        let segments = [EncoderSegments { count: 3, tokens: 81 }, EncoderSegments { count: 2, tokens: 49 }];
+        let segments = [EncoderSegments::of(3, 81), EncoderSegments::of(2, 49)];
         assert_eq!(share.encoder_segments, segments);
         assert_eq!((share.feature_tokens, share.llm_tokens), (2 * 25 + 26 + 90, 2 * 25 + 26 + 90));
         assert_eq!((share.num_parts(), share.check()), (4, Ok(())));
@@ -336,7 +391,7 @@ mod tests {
             let flat: Vec<u32> = (0..num_segments).map(|i| tokens[(i / 3) as usize % tokens.len()]).collect();
             let feature_tokens = parts.iter().map(|p| p.count * p.feature_tokens).sum();
             let shape = SampleShape {
-                encoder_segments: flat.iter().map(|&tokens| EncoderSegments { count: 1, tokens }).collect(),
+                encoder_segments: flat.iter().map(|&tokens| EncoderSegments::of(1, tokens)).collect(),
                 encoder_parts: parts,
                 feature_tokens,
                 llm_tokens: feature_tokens,

@@ -211,7 +211,7 @@ class Fate:
             self._num_left -= 1
 
     def end(self) -> None:
-        """The last action is issued: a rank whose actions were too few, since most had no sample, dies here."""
+        """The last action is issued: a rank with few actions, since most had no sample, dies here."""
         if self._num_left is not None:
             # Else whoever reads of SIGKILL looks for the system's reasons.
             sys.stderr.write(f"rehearse: rank {self._rank} is killed in step {self._step}, as --kill asks\n")

@@ -38,7 +38,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         num_table_parameters: 0,
         num_deep_layers: 0,
     };
-    Ok(Architecture { family: "gemma3".to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: "gemma3".to_owned(), encoder, sound: None, projector, llm })
 }
 
 fn backbone(config: &Value) -> Result<Llm, AnalyticError> {

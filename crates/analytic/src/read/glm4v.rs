@@ -72,7 +72,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         num_table_parameters: 0,
         num_deep_layers: 0,
     };
-    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }
 
 /// The backbone; its products of queries, keys and values have biases whatever the file says.

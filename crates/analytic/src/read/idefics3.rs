@@ -29,5 +29,5 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         num_table_parameters: 0,
         num_deep_layers: 0,
     };
-    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }

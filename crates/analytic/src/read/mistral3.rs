@@ -80,5 +80,5 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         num_table_parameters: 0,
         num_deep_layers: 0,
     };
-    Ok(Architecture { family: "mistral3".to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: "mistral3".to_owned(), encoder, projector, sound: None, llm })
 }

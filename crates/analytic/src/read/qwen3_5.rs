@@ -33,7 +33,7 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
     };
     let (encoder, projector) = qwen3_vl::tower(&vision, &llm, 0)?;
     let family = if has_experts { "qwen3_5_moe" } else { "qwen3_5" };
-    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }
 
 /// The layers with linear attention; `None` where all have full attention. Each layer is of the kind that `layer_types`

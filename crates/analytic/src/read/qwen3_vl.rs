@@ -20,7 +20,7 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
     let num_deep_layers = deep_layers(&vision, vision.count("depth")?, llm.num_layers)?;
     let (encoder, projector) = tower(&vision, &llm, num_deep_layers)?;
     let family = if has_experts { "qwen3_vl_moe" } else { "qwen3_vl" };
-    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }
 
 /// Encoder and projector of a model of this kind. `num_deep_layers` of its layers give features beside the last layer.

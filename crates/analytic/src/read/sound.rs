@@ -93,5 +93,5 @@ fn whole(
     };
     // Whatever the configuration says, Hugging Face's classes tie nothing.
     let llm = Llm { is_tied: false, ..text(config, "text_config", "qwen2")? };
-    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }

@@ -11,7 +11,7 @@ use dflop_data::profile::check_whole;
 use dflop_data::table;
 use dflop_schedule::{Costs, Cut, Meets};
 use dflop_step::batches::GlobalBatches;
-use dflop_types::{ModelProfile, SampleKind, Trained, thousands};
+use dflop_types::{ModelProfile, SampleKind, Tower, Trained, thousands};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
@@ -104,17 +104,23 @@ impl Survey {
                 }
                 kinds[SampleKind::ALL.iter().position(|kind| *kind == row.kind).unwrap_or(0)] += 1;
                 if drawn.contains(&index) {
-                    let units: Vec<(u32, u32)> =
-                        row.shape.encoder_segments.iter().map(|s| (s.count, s.tokens)).collect();
-                    segments.insert(index, units);
+                    segments.insert(index, row.shape.encoder_segments);
                 }
             }
             is_counted = true;
             Ok(0)
         };
         let times = of_shapes(&mut visit, model, *trained, ranks.batch_size)?;
-        let units =
-            segments.iter().map(|(&at, segments)| (at, units_ns(times.encoder_ns[at as usize], segments)));
+        let units = segments.iter().map(|(&at, segments)| {
+            // A unit of one encoder takes another time than one of the other with as many tokens.
+            let second_ns = times.second_encoder_ns[at as usize];
+            let first_ns = times.encoder_ns[at as usize].saturating_sub(second_ns);
+            let of = |tower: Tower, ns: u64| {
+                let groups = segments.iter().filter(|group| group.tower == tower);
+                units_ns(ns, &groups.map(|group| (group.count, group.tokens)).collect::<Vec<_>>())
+            };
+            (at, [of(Tower::First, first_ns), of(Tower::Second, second_ns)].concat())
+        });
         let units = units.collect();
         let costs = Costs {
             encoder_ns: times.encoder_ns,

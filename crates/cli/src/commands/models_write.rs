@@ -35,22 +35,25 @@ fn files(model: &CatalogueModel) -> Vec<(&'static str, Value)> {
         return vec![("config.json", config)];
     };
     let of_model = processors.models.get(&model.name);
-    let vocabulary =
-        ["text_config", "llm_config"].iter().find_map(|text| config[*text]["vocab_size"].as_u64());
+    let vocabulary = {
+        let trained = trained(&mut config);
+        ["text_config", "llm_config"].iter().find_map(|text| trained[*text]["vocab_size"].as_u64())
+    };
     let mut reserved = vocabulary.unwrap_or(u64::MAX);
     for (name, of_family) in &of_family.config {
         let value = of_model.and_then(|files| files.config.get(name)).unwrap_or(of_family);
+        let section = if name == "architectures" { &mut config } else { trained(&mut config) };
         // The catalogue has it where the model differs from its family.
-        if config.get(name).is_some() {
+        if section.get(name).is_some() {
             continue;
         }
-        config[name.as_str()] = value.clone();
+        section[name.as_str()] = value.clone();
         // A pairing's backbone may have another vocabulary than the family's own: the marks of media then take its last
         // tokens, which are reserved (Llama-3 has 250 of them).
         let is_token = name.ends_with("_token_id") || name.ends_with("_token_index");
         if is_token && value.as_u64().zip(vocabulary).is_some_and(|(id, size)| id >= size) {
             reserved -= 1;
-            config[name.as_str()] = json!(reserved);
+            section[name.as_str()] = json!(reserved);
         }
     }
     let mut preprocessor = of_model.unwrap_or(of_family).preprocessor.clone();
@@ -62,6 +65,11 @@ fn files(model: &CatalogueModel) -> Vec<(&'static str, Value)> {
         preprocessor["size"] = json!({"longest_edge": 4 * side});
     }
     vec![("config.json", config), ("preprocessor_config.json", preprocessor)]
+}
+
+/// The section of `config.json` that describes the model that trains: all of it, or the thinker.
+fn trained(config: &mut Value) -> &mut Value {
+    if config.get("thinker_config").is_some() { &mut config["thinker_config"] } else { config }
 }
 
 /// The model `name` of the catalogue as its files would have it, with the tokenizer of a directory.
@@ -155,7 +163,8 @@ mod tests {
                 };
                 let rule = family::open(&files).unwrap().unwrap();
                 assert_eq!(rule.name(), model.family);
-                marks_are_tokens_of_the_backbone(&model.name, &files.config);
+                let config = files.config.get("thinker_config").unwrap_or(&files.config);
+                marks_are_tokens_of_the_backbone(&model.name, config);
             }
         }
     }

@@ -13,7 +13,7 @@ use dflop_plan::{
     search, way_out,
 };
 use dflop_types::{
-    DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, SampleShape,
+    DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, Tower,
     Trained, artifact, number, thousands,
 };
 use serde_json::{Map, Value, json};
@@ -323,11 +323,14 @@ fn products_with_weights(model: &ModelProfile, data: &DataProfile) -> f64 {
         model.modules.iter().map(of).sum()
     };
     let shapes = || data.samples.iter().map(|sample| &sample.shape);
-    let encoder_tokens: u64 = shapes().map(SampleShape::encoder_tokens).sum();
+    let of_tower = |tower: Tower| -> u64 { shapes().map(|shape| shape.tower_tokens()[tower.index()]).sum() };
     let llm_tokens: u64 = shapes().map(|shape| u64::from(shape.llm_tokens)).sum();
     let label_tokens: u64 = shapes().map(|shape| u64::from(shape.label_tokens)).sum();
     // The embedding is no product: its rows are read.
-    let sum = parameters(&["encoder_layer", "encoder_window_layer", "projector"]) * encoder_tokens as f64
+    let pictures = parameters(&["encoder_layer", "encoder_window_layer", "projector"]);
+    let sounds = parameters(&ModelProfile::SECOND_TOWER[1..]);
+    let sum = pictures * of_tower(Tower::First) as f64
+        + sounds * of_tower(Tower::Second) as f64
         + parameters(&["llm_layer"]) * llm_tokens as f64
         + parameters(&["llm_head"]) * label_tokens as f64;
     6.0 * sum / data.samples.len().max(1) as f64

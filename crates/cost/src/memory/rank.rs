@@ -7,17 +7,25 @@ use crate::memory::walk::{MicrobatchBytes, Piece};
 use crate::module::{Module, gradient_bytes, is_layer};
 use crate::sharding::Sharding;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
-use dflop_types::Zero;
+use dflop_types::{ModelProfile, Zero};
 
 /// Bytes of a token's id, position, target (64 bits each) and mask, which every stage gets.
 const INPUT_BYTES: u64 = 25;
+
+/// Whether of two neighbours in the order of the forward the second reads what the first makes: not if it begins another
+/// encoder.
+fn is_read_by(name: &str, next: &str) -> bool {
+    ModelProfile::tower_of(name) == ModelProfile::tower_of(next)
+}
 
 impl CostModel {
     /// The modules of a stage of the encoder in the order of the forward, with how many of each it has.
     pub(crate) fn encoder_modules(&self, stage: EncoderLayers) -> Vec<(&'static str, &Module, u64)> {
         let mut held: Vec<_> = self.encoder_modules_of(stage).filter(|held| held.2 > 0).collect();
         // Of the layers those come first that recompute everything beside others that do not.
-        held.sort_by_key(|(name, ..)| (*name == "projector", is_layer(name)));
+        held.sort_by_key(|(name, module, _)| {
+            (module.tower, ModelProfile::is_projector(name), is_layer(name))
+        });
         held
     }
 
@@ -139,21 +147,26 @@ impl CostModel {
         if total == 0 {
             return (MicrobatchBytes::default(), false);
         }
-        let segments = segments_of(&microbatch.shape.encoder_segments);
+        let tokens = microbatch.shape.tower_tokens();
         let hidden = total.saturating_mul(self.encoder_hidden_bytes);
         let features = microbatch.feature_tokens.saturating_mul(self.feature_bytes);
         let outgoing = if stage.is_last { features } else { hidden };
         let modules = self.encoder_modules(stage);
         let bytes: Vec<(&'static str, Bytes, u64)> = modules
             .into_iter()
-            .map(|(name, module, count)| (name, module.footprint.at(total, segments.clone()), count))
+            .filter(|(_, module, _)| tokens[module.tower.index()] > 0)
+            .map(|(name, module, count)| {
+                let segments = segments_of(&microbatch.shape.encoder_segments, module.tower);
+                (name, module.footprint.at(tokens[module.tower.index()], segments), count)
+            })
             .collect();
         let mut pieces: Vec<Piece> = (0..bytes.len())
             .map(|index| {
                 let (name, of_one, count) = bytes[index];
                 // A module keeps at least its input, which is the result of the module before it. Between layers that recompute
                 // everything and others it is known, and less than those keep.
-                let next = bytes.get(index + 1).map(|(next_name, next, _)| {
+                let next = bytes.get(index + 1).filter(|(next_name, ..)| is_read_by(name, next_name));
+                let next = next.map(|(next_name, next, _)| {
                     let is_between = self.has_first_layers() && is_layer(name) && is_layer(next_name);
                     let of_input = if is_between { next.kept.min(hidden) } else { next.kept };
                     (of_input, next.workspace)

@@ -68,9 +68,9 @@ impl AudioFlamingo3 {
         let most = u64::from(WINDOWS_MAX);
         let seconds = processor.whole("max_audio_len", most)?.unwrap_or(MAX_AUDIO_LEN);
         // At most `seconds`.
-        let max_windows = (seconds / windows.seconds) as u32;
+        let max_windows = (seconds / windows.extractor.seconds) as u32;
         if max_windows == 0 {
-            let rule = format!("must be at least a window, {} s", windows.seconds);
+            let rule = format!("must be at least a window, {} s", windows.extractor.seconds);
             return Err(processor.error("max_audio_len", rule));
         }
         Ok(Self { windows, max_windows })
@@ -100,6 +100,7 @@ impl Family for AudioFlamingo3 {
 
     fn audio(&self, sound: &Sound) -> Result<MediaShape, DataError> {
         self.windows
+            .extractor
             .samples(sound)
             .and_then(|samples| self.windows.shape(samples, self.max_windows, "`max_audio_len`'s"))
             .map_err(|rule| whisper::refused(FAMILY, sound, rule))
@@ -145,7 +146,7 @@ mod tests {
         ] {
             let found = shape(samples).unwrap();
             assert_eq!((found.num_tiles, found.feature_tokens()), (windows, features), "{samples}");
-            assert_eq!(found.segments, [EncoderSegments { count: windows, tokens: 1_500 }]);
+            assert_eq!(found.segments, [EncoderSegments::of(windows, 1_500)]);
             assert_eq!(found.parts, parts, "{samples}");
         }
     }

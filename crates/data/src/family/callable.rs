@@ -308,7 +308,7 @@ mod tests {
     fn shape(features: u32, frame_indices: Vec<u32>) -> MediaShape {
         MediaShape {
             num_tiles: 1,
-            segments: vec![EncoderSegments { count: 1, tokens: 9 }],
+            segments: vec![EncoderSegments::of(1, 9)],
             pieces: vec![Piece::Features(features)],
             frame_indices,
             parts: Vec::new(),

@@ -102,7 +102,7 @@ impl Family for Gemma3 {
         pieces.push(Piece::Text(format!("{END}\n\n")));
         Ok(MediaShape {
             num_tiles: squares,
-            segments: vec![EncoderSegments { count: squares, tokens: self.num_tokens }],
+            segments: vec![EncoderSegments::of(squares, self.num_tokens)],
             pieces,
             frame_indices: Vec::new(),
             parts: vec![EncoderParts { count: squares, segments: 1, feature_tokens: self.num_features }],
@@ -245,7 +245,7 @@ mod tests {
                 text("<end_of_image>\n\n"),
             ]
         );
-        assert_eq!(shape.segments, [EncoderSegments { count: 3, tokens: 4_096 }]);
+        assert_eq!(shape.segments, [EncoderSegments::of(3, 4_096)]);
         assert!(plain.image(Size { height: 0, width: 5 }, 1).is_err());
         assert_eq!(plain.marks(MediaKind::Video), None);
         assert!(plain.audio(&Sound { duration_s: 1.0, sample_rate: 16_000 }).is_err());

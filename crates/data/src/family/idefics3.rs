@@ -215,7 +215,7 @@ impl Idefics3 {
     }
 
     fn shape(&self, num_tiles: u32, pieces: Vec<Piece>, frame_indices: Vec<u32>) -> MediaShape {
-        let segments = vec![EncoderSegments { count: num_tiles, tokens: self.tile_tokens }];
+        let segments = vec![EncoderSegments::of(num_tiles, self.tile_tokens)];
         let tile = EncoderParts { count: num_tiles, segments: 1, feature_tokens: self.tile_features };
         MediaShape { num_tiles, segments, pieces, frame_indices, parts: vec![tile], patches: None }
     }
@@ -303,7 +303,7 @@ mod tests {
     fn tiles_are_named_by_row_and_column() {
         let rule = made("idefics3", &json!({"size": {"longest_edge": 728}})).unwrap();
         let shape = rule.image(Size { height: 1, width: 2 }, 1).unwrap();
-        assert_eq!(shape.segments, [EncoderSegments { count: 3, tokens: 676 }]);
+        assert_eq!(shape.segments, [EncoderSegments::of(3, 676)]);
         let text = |text: &str| Piece::Text(text.to_owned());
         let features = Piece::Features(169);
         assert_eq!(

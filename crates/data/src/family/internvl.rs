@@ -146,7 +146,7 @@ impl InternVl {
     }
 
     fn shape(&self, num_tiles: u32, pieces: Vec<Piece>, frame_indices: Vec<u32>) -> MediaShape {
-        let segments = vec![EncoderSegments { count: num_tiles, tokens: self.tile_tokens }];
+        let segments = vec![EncoderSegments::of(num_tiles, self.tile_tokens)];
         let tile = EncoderParts { count: num_tiles, segments: 1, feature_tokens: self.tile_features };
         MediaShape { num_tiles, segments, pieces, frame_indices, parts: vec![tile], patches: None }
     }
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn an_image_is_written_between_marks() {
         let shape = made(&json!({})).unwrap().image(Size { height: 100, width: 300 }, 2).unwrap();
-        assert_eq!(shape.segments, [EncoderSegments { count: 4, tokens: 1025 }]);
+        assert_eq!(shape.segments, [EncoderSegments::of(4, 1025)]);
         let text = |text: &str| Piece::Text(text.to_owned());
         assert_eq!(shape.pieces, [text("<img>"), Piece::Features(4 * 256), text("</img>")]);
     }

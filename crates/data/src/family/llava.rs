@@ -50,7 +50,7 @@ impl Family for Llava {
         }
         Ok(MediaShape {
             num_tiles: 1,
-            segments: vec![EncoderSegments { count: 1, tokens: self.num_tokens }],
+            segments: vec![EncoderSegments::of(1, self.num_tokens)],
             pieces: vec![Piece::Features(self.num_features)],
             frame_indices: Vec::new(),
             parts: Vec::new(),

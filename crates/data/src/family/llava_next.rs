@@ -62,8 +62,7 @@ impl Family for LlavaNext {
         let num_tiles = grid.0 * grid.1 + 1;
         // A newline ends each row of the grid; the base tile has none.
         let features = rows * columns + rows + self.tile_features();
-        let segments =
-            EncoderSegments { count: num_tiles, tokens: self.tile_features() + self.dropped_tokens };
+        let segments = EncoderSegments::of(num_tiles, self.tile_features() + self.dropped_tokens);
         Ok(MediaShape {
             num_tiles,
             segments: vec![segments],
@@ -190,7 +189,7 @@ mod tests {
     fn a_square_of_four_tiles_by_hand() {
         let shape = shape(672, 672);
         assert_eq!(shape.num_tiles, 5);
-        assert_eq!(shape.segments, [EncoderSegments { count: 5, tokens: 577 }]);
+        assert_eq!(shape.segments, [EncoderSegments::of(5, 577)]);
         assert_eq!(shape.feature_tokens(), 48 * 49 + 576);
     }
 

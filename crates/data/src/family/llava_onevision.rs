@@ -293,7 +293,7 @@ impl LlavaOnevision {
     }
 
     const fn shape(&self, num_tiles: u32, feature_tokens: u32) -> TileShape {
-        let segments = EncoderSegments { count: num_tiles, tokens: self.tile_tokens() };
+        let segments = EncoderSegments::of(num_tiles, self.tile_tokens());
         TileShape { num_tiles, segments, feature_tokens }
     }
 
@@ -341,7 +341,7 @@ mod tests {
     fn a_square_of_one_tile_by_hand() {
         let shape = real().image(384, 384).unwrap();
         assert_eq!(shape.num_tiles, 2);
-        assert_eq!(shape.segments, EncoderSegments { count: 2, tokens: 729 });
+        assert_eq!(shape.segments, EncoderSegments::of(2, 729));
         assert_eq!(shape.feature_tokens, 27 * 28 + 729);
     }
 

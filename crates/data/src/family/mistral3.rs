@@ -82,7 +82,7 @@ impl Family for Mistral3 {
         let sides = (rows * self.merge, columns * self.merge);
         Ok(MediaShape {
             num_tiles: 1,
-            segments: vec![EncoderSegments { count: 1, tokens: sides.0 * sides.1 }],
+            segments: vec![EncoderSegments::of(1, sides.0 * sides.1)],
             pieces,
             frame_indices: Vec::new(),
             parts: Vec::new(),
@@ -192,7 +192,7 @@ mod tests {
             shape.pieces,
             [Piece::Features(3), text("[IMG_BREAK]"), Piece::Features(3), text("[IMG_END]")]
         );
-        assert_eq!(shape.segments, [EncoderSegments { count: 1, tokens: 24 }]);
+        assert_eq!(shape.segments, [EncoderSegments::of(1, 24)]);
         assert_eq!(rule.marks(MediaKind::Video), None);
         assert!(rule.audio(&Sound { duration_s: 1.0, sample_rate: 16_000 }).is_err());
     }

@@ -20,6 +20,7 @@ mod mistral3;
 pub(crate) mod model_files;
 mod named;
 mod patches;
+mod qwen2_5_omni;
 mod qwen2_audio;
 mod qwen2_vl;
 mod qwen3_vl;
@@ -39,6 +40,7 @@ pub use llava_next::LlavaNext;
 pub use llava_onevision::LlavaOnevision;
 pub use mistral3::Mistral3;
 pub use named::NamedModel;
+pub use qwen2_5_omni::Qwen25Omni;
 pub use qwen2_audio::Qwen2Audio;
 pub use qwen2_vl::Qwen2Vl;
 pub use qwen3_vl::Qwen3Vl;
@@ -171,6 +173,11 @@ pub trait Family: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
+    /// The tokens between which its chat template writes a medium of this kind, where they are not those of other models.
+    fn around(&self, _: MediaKind) -> Option<[&'static str; 2]> {
+        None
+    }
+
     /// The shape of one of the `num_images` images of a sample.
     ///
     /// # Errors
@@ -207,7 +214,7 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 18] = [
+const FAMILIES: [(&str, Maker); 19] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("glm46v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
@@ -232,6 +239,7 @@ const FAMILIES: [(&str, Maker); 18] = [
     ("qwen3_5_moe", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("smolvlm", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("audioflamingo3", |files| AudioFlamingo3::from_files(files).map(|f| Box::new(f) as _)),
+    ("qwen2_5_omni", |files| Qwen25Omni::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_audio", |files| Qwen2Audio::from_files(files).map(|f| Box::new(f) as _)),
 ];
 

@@ -130,7 +130,7 @@ impl ModelFiles {
             },
             own_template: None,
         };
-        let (config, family) = (files.config.json()?, files.family()?);
+        let (config, family) = (files.trained_config()?, files.family()?);
         if files.tokenizer.bytes.is_empty() {
             files.tokenizer.bytes = named::estimating_tokenizer(&config, family.as_ref()).into_bytes();
         }
@@ -244,6 +244,18 @@ impl ModelFiles {
             preprocessor: self.preprocessor.json()?,
             video_preprocessor: self.video_preprocessor.json()?,
             processor: self.processor.json()?,
+        })
+    }
+
+    /// `config.json`, or the section of it that describes the model that trains: of Qwen2.5-Omni the thinker.
+    ///
+    /// # Errors
+    /// [`DataError::Model`] if it is not JSON.
+    pub(crate) fn trained_config(&self) -> Result<Value, DataError> {
+        let mut config = self.config.json()?;
+        Ok(match config.get_mut("thinker_config") {
+            Some(thinker) if thinker.is_object() => thinker.take(),
+            _ => config,
         })
     }
 

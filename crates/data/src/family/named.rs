@@ -52,7 +52,11 @@ fn marks(family: &dyn Family) -> impl Iterator<Item = (MediaKind, Marks)> + '_ {
 /// A `tokenizer.json` that estimates.
 pub(crate) fn estimating_tokenizer(config: &Value, family: &dyn Family) -> String {
     let mut vocabulary = Map::from_iter([("<unk>".to_owned(), json!(0))]);
-    for name in TURN.into_iter().chain(AROUND) {
+    let own = MediaKind::ALL.into_iter().filter_map(|kind| family.around(kind)).flatten();
+    for name in TURN.into_iter().chain(AROUND).chain(own) {
+        if vocabulary.contains_key(name) {
+            continue;
+        }
         vocabulary.insert(name.to_owned(), json!(vocabulary.len()));
     }
     for (_, marks) in marks(family) {
@@ -87,7 +91,8 @@ pub(crate) fn estimating_tokenizer(config: &Value, family: &dyn Family) -> Strin
 pub(crate) fn plain_template(config: &Value, family: &dyn Family) -> String {
     let is_framed = config.get("vision_start_token_id").is_some();
     let medium = |(kind, marks): (MediaKind, Marks)| {
-        let [start, end] = if is_framed && kind != MediaKind::Audio { AROUND } else { ["", ""] };
+        let usual = if is_framed && kind != MediaKind::Audio { AROUND } else { ["", ""] };
+        let [start, end] = family.around(kind).unwrap_or(usual);
         format!(
             "{{%- elif part.type == '{}' -%}}{{{{- '{start}{}{end}' -}}}}",
             kind.as_str(),

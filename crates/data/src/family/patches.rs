@@ -100,7 +100,7 @@ impl Grid {
     pub(super) fn shape(self, pieces: Vec<Piece>, frame_indices: Vec<u32>) -> MediaShape {
         MediaShape {
             num_tiles: self.pairs,
-            segments: vec![EncoderSegments { count: self.pairs, tokens: self.frame_patches }],
+            segments: vec![EncoderSegments::of(self.pairs, self.frame_patches)],
             pieces,
             frame_indices,
             // Patches attend within their pair of frames, and merge there.

@@ -69,6 +69,7 @@ impl Family for Qwen2Audio {
 
     fn audio(&self, sound: &Sound) -> Result<MediaShape, DataError> {
         self.windows
+            .extractor
             .samples(sound)
             .and_then(|samples| self.windows.shape(samples, 1, "the window's"))
             .map_err(|rule| whisper::refused(FAMILY, sound, rule))
@@ -101,7 +102,7 @@ mod tests {
         // 7 frames: (7 - 1) / 2 + 1 = 4 positions, (4 - 2) / 2 + 1 = 2 tokens. 2,778 samples of 44.1 kHz are 1,007.9.
         assert_eq!(tokens(2_778.0 / 44_100.0, 44_100), Ok(2));
         let shape = rule().audio(&Sound { duration_s: 1.0, sample_rate: 48_000 }).unwrap();
-        assert_eq!(shape.segments, [EncoderSegments { count: 1, tokens: 1_500 }]);
+        assert_eq!(shape.segments, [EncoderSegments::of(1, 1_500)]);
     }
 
     #[test]

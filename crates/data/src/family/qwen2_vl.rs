@@ -28,7 +28,7 @@ use crate::DataError;
 
 /// Configuration, image processor and video processor alike.
 const PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };
-const GENERATION: Generation = Generation {
+pub(super) const GENERATION: Generation = Generation {
     families: &["qwen2_vl", "qwen2_5_vl"],
     video_processor: "Qwen2VLVideoProcessor",
     patches: PATCHES,
@@ -75,6 +75,11 @@ impl Qwen2Vl {
     /// ```
     pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
         Settings::read(files, &GENERATION).map(|settings| Self { settings })
+    }
+
+    /// The rule with these settings.
+    pub(super) const fn of(settings: Settings) -> Self {
+        Self { settings }
     }
 
     /// Positions of the frames that are read of a clip.

@@ -28,59 +28,49 @@ const SAMPLES_MAX: u64 = 1 << 32;
 /// Windows of a sound, at most: their tokens then fit in 32 bits.
 pub(super) const WINDOWS_MAX: u32 = 1 << 16;
 
-/// What extractor and encoder make of sounds.
-///
-/// *Invariant* (checked by [`Windows::from_files`]): the window is `2 x positions` hops long.
+/// What the extractor makes of sounds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Windows {
-    /// Samples a second that the extractor wants.
-    pub(super) sample_rate: u64,
-    /// Seconds of a window.
+pub(super) struct Extractor {
+    /// Samples a second that it wants.
+    sample_rate: u64,
+    /// Seconds of a window, the most that it reads at once.
     pub(super) seconds: u64,
     /// Samples a mel frame.
     hop: u64,
-    /// Encoder tokens of a window.
-    pub(super) positions: u32,
 }
 
-impl Windows {
-    /// Those of a model's files; `encoder` is the `model_type` that `audio_config` must have. Fields that are missing
-    /// have the values transformers gives them.
+impl Extractor {
+    /// That of a model's files; `encoder` is the `model_type` that `audio_config` of `config` must have. Fields that are
+    /// missing have the values transformers gives them.
     ///
     /// # Errors
-    /// [`DataError::Config`] at the first field for which extractor and model would disagree, or that this rule does
-    /// not cover.
-    pub(super) fn from_files(files: &FamilyFiles, encoder: &str) -> Result<Self, DataError> {
-        let config = Fields { file: CONFIG, object: &files.config };
-        let object = files.preprocessor.get("feature_extractor").unwrap_or(&files.preprocessor);
-        let extractor = Fields { file: PREPROCESSOR, object };
+    /// [`DataError::Config`] at the first field for which extractor and model would disagree, or that these rules do not
+    /// cover.
+    pub(super) fn read(files: &FamilyFiles, config: &Fields, encoder: &str) -> Result<Self, DataError> {
+        let fields = Self::fields(files);
         config.must_be("audio_config.model_type", &[encoder], true)?;
-        extractor.must_be("feature_extractor_type", &["WhisperFeatureExtractor"], true)?;
-        extractor.must_be("padding_side", &["right"], true)?;
+        fields.must_be("feature_extractor_type", &["WhisperFeatureExtractor"], true)?;
+        fields.must_be("padding_side", &["right"], true)?;
         let bins = config.side("audio_config.num_mel_bins")?.unwrap_or(128);
-        let size = extractor.side("feature_size")?.unwrap_or(80);
+        let size = fields.side("feature_size")?.unwrap_or(80);
         if size != bins {
             let rule = format!("the encoder reads {bins} mel bins, the extractor would make {size}");
-            return Err(extractor.error("feature_size", rule));
+            return Err(fields.error("feature_size", rule));
         }
-        let sample_rate = extractor.whole("sampling_rate", SAMPLES_MAX)?.unwrap_or(16_000);
-        let seconds = extractor.whole("chunk_length", 1 << 15)?.unwrap_or(30);
-        let hop = extractor.whole("hop_length", SAMPLES_MAX)?.unwrap_or(160);
-        let positions = config.side("audio_config.max_source_positions")?.unwrap_or(1_500);
-        let windows = Self { sample_rate, seconds, hop, positions };
-        let frames = windows.samples_each() / hop;
-        if frames != CONV_STRIDE * u64::from(positions) {
-            let rule = format!(
-                "a window of {seconds} s has {frames} mel frames, the encoder reads {}",
-                CONV_STRIDE * u64::from(positions)
-            );
-            return Err(extractor.error("chunk_length", rule));
-        }
-        Ok(windows)
+        let sample_rate = fields.whole("sampling_rate", SAMPLES_MAX)?.unwrap_or(16_000);
+        let seconds = fields.whole("chunk_length", 1 << 15)?.unwrap_or(30);
+        let hop = fields.whole("hop_length", SAMPLES_MAX)?.unwrap_or(160);
+        Ok(Self { sample_rate, seconds, hop })
+    }
+
+    /// Its own fields, which may be nested in the processor's.
+    fn fields(files: &FamilyFiles) -> Fields<'_> {
+        let object = files.preprocessor.get("feature_extractor").unwrap_or(&files.preprocessor);
+        Fields { file: PREPROCESSOR, object }
     }
 
     /// Samples of a whole window.
-    pub(super) fn samples_each(&self) -> u64 {
+    fn samples_each(&self) -> u64 {
         self.seconds * self.sample_rate
     }
 
@@ -103,9 +93,61 @@ impl Windows {
         samples.div_ceil(self.hop).min(self.samples_each() / self.hop)
     }
 
+    /// Mel frames of so many samples in at most `max_windows` windows; a rule that they break. `limit` says in an error
+    /// whose limit that is.
+    pub(super) fn checked_frames(&self, samples: u64, max_windows: u32, limit: &str) -> Result<u64, String> {
+        let most = u64::from(max_windows) * self.samples_each();
+        if samples > most {
+            return Err(format!(
+                "its {samples} samples at {} a second are more than {limit} {most}; the processor would cut it off",
+                self.sample_rate
+            ));
+        }
+        let frames = self.frames(samples);
+        if frames <= EMPTY_FRAMES {
+            let least = EMPTY_FRAMES * self.hop + 1;
+            return Err(format!("its {samples} samples fill no token, at least {least} do"));
+        }
+        Ok(frames)
+    }
+}
+
+/// What extractor and encoder make of sounds.
+///
+/// *Invariant* (checked by [`Windows::from_files`]): the window is `2 x positions` hops long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Windows {
+    pub(super) extractor: Extractor,
+    /// Encoder tokens of a window.
+    pub(super) positions: u32,
+}
+
+impl Windows {
+    /// Those of a model's files; `encoder` is the `model_type` that `audio_config` must have. Fields that are missing
+    /// have the values transformers gives them.
+    ///
+    /// # Errors
+    /// [`DataError::Config`] at the first field for which extractor and model would disagree, or that this rule does
+    /// not cover.
+    pub(super) fn from_files(files: &FamilyFiles, encoder: &str) -> Result<Self, DataError> {
+        let config = Fields { file: CONFIG, object: &files.config };
+        let extractor = Extractor::read(files, &config, encoder)?;
+        let positions = config.side("audio_config.max_source_positions")?.unwrap_or(1_500);
+        let frames = extractor.samples_each() / extractor.hop;
+        if frames != CONV_STRIDE * u64::from(positions) {
+            let rule = format!(
+                "a window of {} s has {frames} mel frames, the encoder reads {}",
+                extractor.seconds,
+                CONV_STRIDE * u64::from(positions)
+            );
+            return Err(Extractor::fields(files).error("chunk_length", rule));
+        }
+        Ok(Self { extractor, positions })
+    }
+
     /// LLM tokens of so many samples of one window: fewer than `positions`.
     fn tokens(&self, samples: u64) -> u32 {
-        let frames = self.frames(samples);
+        let frames = self.extractor.frames(samples);
         if frames <= EMPTY_FRAMES { 0 } else { (((frames - 1) / 2 + 1 - 2) / 2 + 1) as u32 }
     }
 
@@ -117,21 +159,12 @@ impl Windows {
     /// The processor reads `max_windows` at most, up to [`WINDOWS_MAX`]; `limit` says in an error whose limit that
     /// is.
     pub(super) fn shape(&self, samples: u64, max_windows: u32, limit: &str) -> Result<MediaShape, String> {
-        let most = u64::from(max_windows) * self.samples_each();
-        if samples > most {
-            return Err(format!(
-                "its {samples} samples at {} a second are more than {limit} {most}; the processor would cut it off",
-                self.sample_rate
-            ));
-        }
-        if self.frames(samples) <= EMPTY_FRAMES {
-            let least = EMPTY_FRAMES * self.hop + 1;
-            return Err(format!("its {samples} samples fill no token, at least {least} do"));
-        }
-        let each = self.tokens(self.samples_each());
+        self.extractor.checked_frames(samples, max_windows, limit)?;
+        let samples_each = self.extractor.samples_each();
+        let each = self.tokens(samples_each);
         // Less than `max_windows`.
-        let whole = ((samples - 1) / self.samples_each()) as u32;
-        let last = self.tokens(samples - u64::from(whole) * self.samples_each());
+        let whole = ((samples - 1) / samples_each) as u32;
+        let last = self.tokens(samples - u64::from(whole) * samples_each);
         let part = |count, segments, feature_tokens| EncoderParts { count, segments, feature_tokens };
         let parts = if last == 0 {
             vec![part(whole - 1, 1, each), part(1, 2, each)]
@@ -140,7 +173,7 @@ impl Windows {
         };
         Ok(MediaShape {
             num_tiles: whole + 1,
-            segments: vec![EncoderSegments { count: whole + 1, tokens: self.positions }],
+            segments: vec![EncoderSegments::of(whole + 1, self.positions)],
             pieces: vec![Piece::Features(whole * each + last)],
             frame_indices: Vec::new(),
             parts: EncoderParts::joined(parts.into_iter().filter(|part| part.count > 0)),

@@ -119,7 +119,7 @@ impl Rule {
     pub(crate) fn open(settings: &ProfileSettings) -> Result<Self, DataError> {
         let files = settings.model_files()?;
         let hashes = files.hashes();
-        let config = files.config.json()?;
+        let config = files.trained_config()?;
         let family = match &settings.family {
             Some(given) => Box::new(given.clone()),
             None => files.family()?,

@@ -356,7 +356,7 @@ mod tests {
             let segments = n % 4 * (1 + n / 50);
             let shape = SampleShape {
                 encoder_segments: (segments > 0)
-                    .then_some(EncoderSegments { count: segments, tokens: 81 })
+                    .then_some(EncoderSegments::of(segments, 81))
                     .into_iter()
                     .collect(),
                 feature_tokens: segments * 25,

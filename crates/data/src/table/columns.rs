@@ -8,7 +8,7 @@ use arrow_array::{
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
-use dflop_types::{EncoderParts, EncoderSegments, Place, ProfiledSample, SampleKind, SampleShape};
+use dflop_types::{EncoderParts, EncoderSegments, Place, ProfiledSample, SampleKind, SampleShape, Tower};
 use std::sync::Arc;
 
 /// Position of the column with the names of sources: they are known last.
@@ -42,9 +42,20 @@ pub(super) fn schema() -> SchemaRef {
     Arc::new(Schema::new(fields.to_vec()))
 }
 
-/// The columns of a data profile made before there were parts.
-pub(super) fn schema_without_parts() -> SchemaRef {
-    without(&schema(), "parts")
+/// The columns of data profiles made before: without the encoder that reads a segment, and before that without parts.
+pub(super) fn old_schemas() -> [SchemaRef; 2] {
+    let old = DataType::List(Arc::new(element(OLD_SEGMENT)));
+    let fields = schema()
+        .fields()
+        .iter()
+        .map(|field| match field.name().as_str() {
+            "segments" => Arc::new(field.as_ref().clone().with_data_type(old.clone())),
+            _ => Arc::clone(field),
+        })
+        .collect::<Vec<_>>();
+    let without_towers = Arc::new(Schema::new(fields));
+    let without_parts = without(&without_towers, "parts");
+    [without_towers, without_parts]
 }
 
 fn without(schema: &Schema, name: &str) -> SchemaRef {
@@ -58,7 +69,9 @@ pub(super) fn schema_unnamed() -> SchemaRef {
 }
 
 /// Fields of a group of segments.
-const SEGMENT: &[&str] = &["count", "tokens"];
+const SEGMENT: &[&str] = &["count", "tokens", "tower"];
+/// Those in a profile made before there were models with two encoders.
+const OLD_SEGMENT: &[&str] = &["count", "tokens"];
 /// Fields of a group of parts.
 const PART: &[&str] = &["count", "segments", "feature_tokens"];
 
@@ -113,6 +126,38 @@ impl<'a, const N: usize> Lists<'a, N> {
     }
 }
 
+/// The column of segments, of today or as it was before there were models with two encoders.
+enum Segments<'a> {
+    New(Lists<'a, 3>),
+    Old(Lists<'a, 2>),
+}
+
+impl<'a> Segments<'a> {
+    fn of(batch: &'a RecordBatch) -> Result<Self, String> {
+        let is_old =
+            column(batch, "segments")?.data_type() == &DataType::List(Arc::new(element(OLD_SEGMENT)));
+        Ok(if is_old {
+            Self::Old(Lists::of(batch, "segments", OLD_SEGMENT)?)
+        } else {
+            Self::New(Lists::of(batch, "segments", SEGMENT)?)
+        })
+    }
+
+    /// The groups of a row; an error for a tower that is not there.
+    fn row(&self, row: usize) -> Box<dyn Iterator<Item = Result<EncoderSegments, &'static str>> + '_> {
+        match self {
+            Self::Old(lists) => {
+                Box::new(lists.row(row).map(|[count, tokens]| Ok(EncoderSegments::of(count, tokens))))
+            }
+            Self::New(lists) => Box::new(lists.row(row).map(|[count, tokens, tower]| {
+                let tower =
+                    Tower::ALL.get(tower as usize).copied().ok_or("`tower` of `segments` is above 1")?;
+                Ok(EncoderSegments { count, tokens, tower })
+            })),
+        }
+    }
+}
+
 /// The samples as columns, sources as positions only.
 ///
 /// # Errors
@@ -143,7 +188,7 @@ pub(super) fn unnamed(samples: &[ProfiledSample]) -> Result<RecordBatch, ArrowEr
     let segments = lists(
         SEGMENT,
         samples.iter().map(|s| s.shape.encoder_segments.len()),
-        vec![segment(|s| s.count), segment(|s| s.tokens)],
+        vec![segment(|s| s.count), segment(|s| s.tokens), segment(|s| s.tower as u32)],
     )?;
     let part = |value: fn(&EncoderParts) -> u32| {
         UInt32Array::from_iter_values(samples.iter().flat_map(|s| &s.shape.encoder_parts).map(value))
@@ -196,7 +241,7 @@ pub(super) fn named(batch: &RecordBatch, sources: &[String]) -> Result<RecordBat
     RecordBatch::try_new(schema(), columns)
 }
 
-/// The samples in columns that have [`schema`], or [`schema_without_parts`].
+/// The samples in columns that have [`schema`], or one of [`old_schemas`].
 ///
 /// # Errors
 /// What is not as a writer leaves it, in words.
@@ -210,7 +255,7 @@ pub(super) fn samples(batch: &RecordBatch, sources: &[String]) -> Result<Vec<Pro
         .iter()
         .map(|name| name.and_then(|name| SampleKind::ALL.into_iter().find(|kind| kind.to_string() == name)));
     let kinds: Vec<Option<SampleKind>> = kinds.collect();
-    let segments = Lists::of(batch, "segments", SEGMENT)?;
+    let segments = Segments::of(batch)?;
     let parts = match batch.column_by_name("parts") {
         Some(_) => Some(Lists::of(batch, "parts", PART)?),
         None => None,
@@ -222,7 +267,7 @@ pub(super) fn samples(batch: &RecordBatch, sources: &[String]) -> Result<Vec<Pro
     let (record_hash, media_hash) = (u64s("record_hash")?, u64s("media_hash")?);
     let source = u32s("source_index")?;
     let row = |i: usize| {
-        let segments = segments.row(i).map(|[count, tokens]| EncoderSegments { count, tokens });
+        let segments = segments.row(i).collect::<Result<Vec<_>, _>>()?;
         let parts = parts.iter().flat_map(|parts| parts.row(i));
         let parts =
             parts.map(|[count, segments, feature_tokens]| EncoderParts { count, segments, feature_tokens });
@@ -236,7 +281,7 @@ pub(super) fn samples(batch: &RecordBatch, sources: &[String]) -> Result<Vec<Pro
                 .and_then(|key| kinds.get(key).copied().flatten())
                 .ok_or("unknown kind")?,
             shape: SampleShape {
-                encoder_segments: segments.collect(),
+                encoder_segments: segments,
                 encoder_parts: parts.collect(),
                 feature_tokens: features.value(i),
                 llm_tokens: llm.value(i),

@@ -317,7 +317,7 @@ impl Opened {
         let metadata = guarded(|| parquet_file::load(&source, PageIndexPolicy::Skip))
             .map_err(|cause| malformed(path, cause))?;
         let is_known = |known: &arrow_schema::Schema| metadata.schema().fields() == known.fields();
-        if !is_known(&columns::schema()) && !is_known(&columns::schema_without_parts()) {
+        if !is_known(&columns::schema()) && !columns::old_schemas().iter().any(|old| is_known(old)) {
             return Err(malformed(path, other_columns(metadata.schema())));
         }
         let footer = metadata.metadata().file_metadata();

@@ -16,7 +16,7 @@ pub(crate) fn shapes(csv: &str) -> Result<Vec<SampleShape>, Box<dyn Error>> {
                 return Err("a row of the mix has six fields".into());
             };
             let encoder_segments =
-                if tiles == 0 { Vec::new() } else { vec![EncoderSegments { count: tiles, tokens }] };
+                if tiles == 0 { Vec::new() } else { vec![EncoderSegments::of(tiles, tokens)] };
             // A video is encoded frame by frame; its newline belongs to the last frame.
             let frame = |count, feature_tokens| EncoderParts { count, segments: 1, feature_tokens };
             let each = feature_tokens / tiles.max(1);

@@ -11,7 +11,7 @@ use dflop_types::{
 };
 use maud::{Markup, html};
 
-/// The most modules that are drawn. A sound profile has six or seven.
+/// The most modules that are drawn. A sound profile has six to ten.
 const MOST_MODULES: usize = 12;
 /// The most rows of a table.
 const MOST_ROWS: usize = 200;
@@ -23,6 +23,9 @@ fn describe(name: &str) -> (&str, &'static str, &'static str) {
         "encoder_layer" => ("One encoder layer", "encoder tokens", "Encoder"),
         ModelProfile::WINDOW_LAYER => ("One encoder layer with windows", "encoder tokens", "Encoder"),
         "projector" => ("Projector", "encoder tokens", "Encoder"),
+        "sound_embedding" => ("Encoder embedding of sounds", "encoder tokens of sounds", "Encoder"),
+        "sound_layer" => ("One encoder layer of sounds", "encoder tokens of sounds", "Encoder"),
+        "sound_projector" => ("Projector of sounds", "encoder tokens of sounds", "Encoder"),
         "llm_embedding" => ("LLM embedding", "LLM tokens", "LLM"),
         "llm_layer" => ("One LLM layer", "LLM tokens", "LLM"),
         "llm_head" => ("LLM head and loss", "label tokens", "LLM"),

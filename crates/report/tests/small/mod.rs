@@ -31,8 +31,7 @@ pub(crate) fn timeline(late_ms: u64) -> Timeline {
 }
 
 pub(crate) fn sample(id: &str, kind: SampleKind, tiles: u32, llm_tokens: u32) -> ProfiledSample {
-    let encoder_segments =
-        (tiles > 0).then_some(EncoderSegments { count: tiles, tokens: 729 }).into_iter().collect();
+    let encoder_segments = (tiles > 0).then_some(EncoderSegments::of(tiles, 729)).into_iter().collect();
     let shape = SampleShape {
         encoder_segments,
         feature_tokens: tiles * 196,

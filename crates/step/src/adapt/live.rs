@@ -85,7 +85,7 @@ impl Live {
         let mut renewed = profile.clone();
         let of_modules = |modules: &mut std::collections::BTreeMap<String, ModuleProfile>| {
             for (name, module) in modules {
-                let is_encoder = name.starts_with("encoder") || name == "projector";
+                let is_encoder = ModelProfile::is_of_encoder(name);
                 renew(module, if is_encoder { &self.encoder } else { &self.llm });
             }
         };
