@@ -101,7 +101,7 @@ test-explore: setup ## The property tests on new random cases, SEEDS times (20);
 test-dist: setup $(DEV) ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
-test-layouts: setup $(DEV) ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
+test-layouts: setup $(DEV) ## Gradients and weights of layouts against one process: every three choices meet in one (minutes; `make test` has fewer)
 	$(BIN)/python -m pytest $$(grep -lr pytest.mark.layouts tests/dist) -n $(TEST_JOBS) --dist worksteal
 
 test-hosts: setup ## Two hosts in network namespaces: train, cut the wire, go on, rehearse (root, Linux; minutes) -> bench/out/hosts.json

@@ -22,9 +22,9 @@ def demo(tmp_path_factory):
     config.write_text(config.read_text().replace("num_ranks: 2", f"num_ranks: {NUM_RANKS}"))
     found = {}
     # A list has six plans. What is in front of one placement alone fills up the ten.
-    for only in ("", "colocated=false", "colocated=true"):
+    for only in ([], ["--only", "colocated=false"], ["--only", "colocated=true"]):
         path = demo / "found.json"
-        python(["-m", "dflop", "plan", "--only", only, "--out", str(path)], demo)
+        python(["-m", "dflop", "plan", *only, "--out", str(path)], demo)
         plan = json.loads(path.read_text())
         for ranked in [plan["best"], *plan["runners_up"]]:
             predicted_ns = ranked["prediction"]["step_ns_mean"]

@@ -62,6 +62,9 @@ def test_every_action_runs_once_and_as_long_as_predicted(layout, demo, tmp_path)
     assert results(run_training(asked, tmp_path)) == [0] * asked["num_ranks"]
     schedules = lines(out / "schedules.jsonl")
     assert sorted(s for line in schedules for s in line["samples"]) == list(range(NUM_SAMPLES))
+    # Of the cluster that is rehearsed, whatever this machine has: the report predicts with it.
+    nodes = asked["config"]["cluster"]["ranks_per_node"]
+    assert {line["ranks_per_node"] for line in schedules} == {nodes}
     metrics = lines(out / "metrics.jsonl")
     assert all(m["is_rehearsed"] and m["loss"] == 0.0 for m in metrics)
     # It cannot be faster than simulated: nothing in it takes less than its time.

@@ -7,6 +7,7 @@ writes as Qwen2-VL.
 
 from __future__ import annotations
 
+GEMMA_MARKS = [("image", "<start_of_image>", "<image_soft_token>")]
 LLAVA_MARKS = [("image", "<image>", "<image>"), ("video", "<video>", "<video>")]
 
 QWEN2 = """\
@@ -492,14 +493,7 @@ TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str
         "<|endoftext|>",
         False,
     ),
-    "gemma_3": (
-        GEMMA_3,
-        "list",
-        [("image", "<start_of_image>", "<image_soft_token>")],
-        "<s>",
-        "<end_of_turn>",
-        True,
-    ),
+    "gemma_3": (GEMMA_3, "list", GEMMA_MARKS, "<s>", "<end_of_turn>", True),
     "llava_generation": (LLAVA_GENERATION, "list", LLAVA_MARKS, "<s>", "</s>", True),
     "chatml_generation": (CHATML_GENERATION, "text", LLAVA_MARKS, None, "<|im_end|>", False),
 }

@@ -211,6 +211,20 @@ impl Comparison {
     }
 }
 
+/// The global batch whose ratio of step times is nearest to the median: the figure shows a usual pair, not a lucky one.
+pub(crate) fn usual_step(metrics: &[StepMetrics], baseline: &str, ours: &str) -> Option<u64> {
+    let time = |step: u64, arm: &str| {
+        metrics.iter().find(|m| m.step == step && m.arm == arm).map(|m| m.step_ns as f64)
+    };
+    let ratios: Vec<(f64, u64)> = metrics
+        .iter()
+        .filter(|m| m.arm == ours)
+        .filter_map(|m| Some((time(m.step, baseline)? / time(m.step, ours)?, m.step)))
+        .collect();
+    let median = quantile_of(ratios.iter().map(|r| r.0).collect(), 0.5)?;
+    ratios.into_iter().min_by(|a, b| (a.0 - median).abs().total_cmp(&(b.0 - median).abs())).map(|r| r.1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

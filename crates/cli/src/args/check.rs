@@ -12,10 +12,10 @@ const EXAMPLE: &str = "Examples:
   dflop check --layers 2           two layers of the LLM with random weights: large models on a laptop
   dflop check --sample coco-1177   a sample that you have doubts about";
 
-/// Compare dflop with Hugging Face, on your model and samples: losses and gradients.
+/// Compare dflop with Hugging Face, on your model and samples: tokens, losses and gradients.
 ///
 /// A few samples of the data profile go through transformers' own model and processors, each alone. Then dflop packs them into one
-/// microbatch, as in training. Losses and gradients must be equal, module by module: so the files are decoded and
+/// microbatch, as in training. Tokens, losses and gradients must be equal, module by module: so the files are decoded and
 /// processed alike, no packed sample sees another, and no label is lost. Everything runs in float32 on the CPU.
 ///
 /// The command reads data_profile.parquet and needs neither a model profile nor a plan. It takes the memory of the parameters three times, in

@@ -15,7 +15,6 @@ use dflop_plan::Caveats;
 use dflop_report::{Report, StepView};
 use dflop_step::StepScheduler;
 use dflop_types::artifact::MadeFrom;
-use dflop_types::statistics::quantile_of;
 use dflop_types::{Artifact, ArtifactError, DataProfile, ModelProfile, Plan, artifact, number};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -237,22 +236,6 @@ impl Found {
         let views: Vec<&StepView> =
             views.iter().filter(|view| of_plan.contains(&(view.step, view.arm.as_str()))).collect();
         slow_steps(&scheduler, data, &views, &self.schedules, &self.metrics)
-    }
-
-    /// The global batch whose ratio of step times is nearest to the median: the figure shows a usual pair, not a lucky
-    /// one.
-    pub(super) fn usual_step(&self, baseline: &str, ours: &str) -> Option<u64> {
-        let time = |step: u64, arm: &str| {
-            self.metrics.iter().find(|m| m.step == step && m.arm == arm).map(|m| m.step_ns as f64)
-        };
-        let ratios: Vec<(f64, u64)> = self
-            .metrics
-            .iter()
-            .filter(|m| m.arm == ours)
-            .filter_map(|m| Some((time(m.step, baseline)? / time(m.step, ours)?, m.step)))
-            .collect();
-        let median = quantile_of(ratios.iter().map(|r| r.0).collect(), 0.5)?;
-        ratios.into_iter().min_by(|a, b| (a.0 - median).abs().total_cmp(&(b.0 - median).abs())).map(|r| r.1)
     }
 
     fn facts(&self) -> Vec<(String, String)> {

@@ -12,7 +12,7 @@ use super::simulate::write_trace;
 use crate::Failure;
 use crate::args;
 use crate::arms::ArmSummary;
-use crate::comparison::Comparison;
+use crate::comparison::{Comparison, usual_step};
 use dflop_types::{Timeline, artifact};
 use found::Found;
 pub(super) use found::Planned;
@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         // Without a comparison it may still be that one step of each was trained.
         let arms = comparison.as_ref().map(|c| (c.best.baseline.as_str(), c.best.ours.as_str()));
         let (baseline, ours) = arms.unwrap_or(("blind", "aware"));
-        let step = found.usual_step(baseline, ours);
+        let step = usual_step(&found.metrics, baseline, ours);
         let view = |arm: &str| views.iter().find(|v| v.arm == arm && Some(v.step) == step);
         let measured = |arm: &str| view(arm).and_then(|v| v.measured.as_ref());
         let layout = view(ours).and_then(|v| v.layout.as_ref());
