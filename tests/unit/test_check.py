@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 import torch
+from conformance import SETTINGS, write_model
 
 from dflop import Error
 from dflop._native import run_cli
@@ -52,8 +53,10 @@ def test_samples_of_all_kinds_are_equal(folder, capfd):
     assert all(s["error"] < 1e-5 and s["expected_loss"] > 1 for s in found["samples"])
     assert len(found["modules"]) > 20
     assert all(module["error"] < 1e-5 for module in found["modules"])
-    (note,) = found["notes"]
-    assert "1 of 4 samples were not compared" in note
+    of_tokens, of_modules = found["notes"]
+    assert "1 of 4 samples were not compared" in of_tokens
+    # LLaVA reads the tower before its last norm.
+    assert re.search("no gradient reaches 1 of .*vision_tower.post_layernorm", of_modules)
 
 
 def test_weights_that_are_read(folder, tmp_path, capfd):
@@ -164,6 +167,43 @@ def test_errors_are_of_each_gradients_own_norm():
     assert rows["model.layers.*.up"].norm == pytest.approx(40**0.5)
     with pytest.raises(ValueError, match="`model.row` has a gradient in one of them only"):
         errors_of(found, {name: g for name, g in expected.items() if name != "model.row"})
+
+
+def test_what_is_no_number_is_no_equality():
+    """Not passed over by a maximum."""
+    expected = {"layers.0.w.weight": torch.ones(2), "layers.1.w.weight": torch.ones(2)}
+    found = dict(expected)
+    found["layers.1.w.weight"] = torch.tensor([1.0, float("nan")])
+    (row,) = by_module(errors_of(found, expected), expected)
+    assert row.error == float("inf")
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_family_has_first_layers(name, num_layers, tmp_path):
+    """Its rules hold for fewer layers, too: kinds of layers, layers that features are added to."""
+    directory = write_model(tmp_path, name)
+    whole = checking.load_adapter(directory)
+    with pairs.first_layers(directory, num_layers) as shortened:
+        assert checking.load_adapter(shortened).num_llm_layers == num_layers
+    with pairs.first_layers(directory, 1000) as all_layers:
+        assert checking.load_adapter(all_layers).num_llm_layers == whole.num_llm_layers
+
+
+def test_published_sizes_have_two_layers(tmp_path):
+    """Gemma 3, of whose layers each sixth sees all; Qwen3-VL, whose encoder gives features of three layers."""
+    for name, text, vision in (
+        ("gemma3", {"num_hidden_layers": 34, "sliding_window": 1024}, {}),
+        ("qwen3_vl", {"num_hidden_layers": 36}, {"deepstack_visual_indexes": [0, 1, 2], "depth": 4}),
+    ):
+        directory = write_model(tmp_path, name)
+        config = json.loads((directory / "config.json").read_text())
+        config["text_config"].pop("layer_types", None)
+        config["text_config"] |= text
+        config["vision_config"] |= vision
+        (directory / "config.json").write_text(json.dumps(config))
+        with pairs.first_layers(directory, 2) as shortened:
+            assert checking.load_adapter(shortened).num_llm_layers == 2
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
     samples, chosen by kind --each alone, Hugging Face's model--> losses, gradients --+
                             --packed into one microbatch, dflop's pieces-> the same --+--> equal?
 
-So the check sees all that lies between a file and a gradient: decoding, the processor's values, positions,
-attention that keeps packed samples apart, labels, and the sum of the loss.
+So the check sees what lies between decoded media and a gradient: the processor's values, positions, features,
+attention that keeps packed samples apart, the shift of labels, and the sum of the loss. Pictures, frames and
+sounds are decoded by dflop for both, and dflop says for both which tokens have a loss.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from heapq import heappop, heappush
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,7 @@ from dflop._native import Dataset
 from dflop.checking.gradients import by_module, errors_of
 from dflop.checking.pair import Pair, first_layers, inputs_of
 from dflop.checking.reference import arguments_of, media_of
-from dflop.checking.tokens import Processor, difference
+from dflop.checking.tokens import Processor, difference, first_line
 from dflop.data.dataset import sample_from_encoded
 from dflop.models import load_adapter
 from dflop.models.adapter import IGNORED
@@ -34,9 +37,9 @@ if TYPE_CHECKING:
 
     from dflop.checking.gradients import ModuleError
     from dflop.data.sample import Sample
-    from dflop.models.adapter import ModelAdapter
     from dflop.models.media import MediaFile
 
+_LEAST_LOSS = 0.1
 _KINDS = ("text", "image", "multi_image", "video", "audio", "mixed")
 
 
@@ -58,8 +61,8 @@ class SampleError:
 
     @property
     def error(self) -> float:
-        """Of the expected loss."""
-        return abs(self.loss - self.expected_loss) / abs(self.expected_loss)
+        """Of the expected loss, or of 0.1 where that is smaller: near 0 it is what rounding leaves."""
+        return abs(self.loss - self.expected_loss) / max(abs(self.expected_loss), _LEAST_LOSS)
 
     def agrees(self, tolerance: float) -> bool:
         """Whether no token differs and the loss is within the tolerance."""
@@ -80,9 +83,9 @@ def check(request: Mapping[str, Any]) -> int:
     """Checks what the request names and prints what was found.
 
     Args:
-        request: `config_path`, `data_profile`, `model_dir`; `chat_template`, a file or none; `samples`, how
-            many, or `chosen`, which; `layers` of the LLM or none; `seed`, or none to read weights;
-            `tolerance`; `json`.
+        request: `config_path`, `data_profile`, `model_dir`; `chat_template`, a file or none; `recipe`;
+            `samples`, how many, or `chosen`, which; `layers` of the LLM or none; `seed`, or none to read
+            weights; `tolerance`; `json`.
 
     Returns:
         The exit status: 0 all is equal within the tolerance, 1 something is not.
@@ -97,7 +100,7 @@ def check(request: Mapping[str, Any]) -> int:
         adapter: Any = load_adapter(model_dir)
         _say("building the model twice: dflop's pieces, and transformers' own")
         pair = Pair(adapter, seed)
-        processor = Processor(request["model_dir"], request["chat_template"])
+        processor = Processor(adapter, request["model_dir"], request["chat_template"])
         compared = _compare(pair, processor, dataset, indices, request["tolerance"])
     tolerance = request["tolerance"]
     is_equal = all(each.agrees(tolerance) for each in compared.samples)
@@ -110,9 +113,9 @@ def check(request: Mapping[str, Any]) -> int:
         "llm_layers": adapter.num_llm_layers,
         "samples": [{**asdict(each), "error": each.error} for each in compared.samples],
         "modules": [asdict(each) for each in compared.modules],
-        "notes": compared.notes,
+        "notes": [*_of_recipe(request["recipe"]), *compared.notes],
     }
-    print(json.dumps(found) if request["json"] else "\n".join(_lines(found)))
+    print(json.dumps(_finite(found)) if request["json"] else "\n".join(_lines(found)))
     return 0 if is_equal else 1
 
 
@@ -133,13 +136,17 @@ def choose(dataset: Any, count: int) -> list[int]:
     for index in range(len(dataset)):
         encoder_tokens, llm_tokens, label_tokens = dataset.shape(index)
         if label_tokens:
-            by_kind.setdefault(dataset.kind(index), []).append((encoder_tokens + llm_tokens, index))
-    waiting = [sorted(by_kind[kind], reverse=True) for kind in _KINDS if kind in by_kind]
+            found = by_kind.setdefault(dataset.kind(index), [])
+            # Of each kind the smallest are kept, not all: a profile may have many millions.
+            heappush(found, (-encoder_tokens - llm_tokens, -index))
+            if len(found) > count:
+                heappop(found)
+    waiting = [sorted(by_kind[kind]) for kind in _KINDS if kind in by_kind]
     chosen: list[int] = []
     while len(chosen) < count and any(waiting):
         for samples in waiting:
             if samples and len(chosen) < count:
-                chosen.append(samples.pop()[1])
+                chosen.append(-samples.pop()[1])
     if not chosen:
         message = "no sample of the data profile has a label token, so none has a loss"
         raise profile_error(message)
@@ -153,6 +160,7 @@ def _compare(
     inputs: list[torch.Tensor] = []
     checked: list[SampleError] = []
     notes: dict[str, int] = {}
+    left_out: dict[str, int] = {}
     for number, index in enumerate(indices, 1):
         encoded = dataset.encode(index)
         sample = sample_from_encoded(index, encoded, pair.adapter)
@@ -162,12 +170,22 @@ def _compare(
             raise hinted(profile_error(message), "choose another with `--sample`")
         began = time.monotonic()
         files = list(_files(encoded))
+        # First, as its errors name the sample and what was profiled.
+        tiles = inputs_of(pair.adapter, sample, [(file, frames) for file, _, frames, _ in files])
         media = media_of(pair.adapter, files)
-        arguments = _arguments(pair.adapter, sample, media)
-        expected = pair.own_loss(arguments, num_targets)
+        try:
+            expected = pair.own_loss(arguments_of(pair.adapter, sample, media), num_targets)
+        except ImportError as error:
+            why_not = f"transformers reads them with a package that is missing: {first_line(error)}"
+            left_out[why_not] = left_out.get(why_not, 0) + 1
+            continue
+        # Whatever transformers finds wrong with what dflop made of the sample.
+        except Exception as error:
+            message = f"sample `{sample.id}`: transformers computes no loss of it: {first_line(error)}"
+            raise profile_error(message) from error
         expected.backward()
         samples.append(sample)
-        inputs.append(inputs_of(pair.adapter, sample, [(file, frames) for file, _, frames, _ in files]))
+        inputs.append(tiles)
         with torch.no_grad():
             loss = pair.packed_loss(samples[-1:], inputs[-1:])
         ids, why_not = processor.tokens(json.loads(dataset.messages(index)), media)
@@ -192,29 +210,46 @@ def _compare(
         seconds = time.monotonic() - began
         size = f"{sample.kind}, {sizes[1]:,} LLM tokens"
         _say(f"sample {number} of {len(indices)} alone ({size}): {seconds:.0f} s")
+    if not samples:
+        message = f"no sample can be compared: {next(iter(left_out))}"
+        raise profile_error(message)
     began = time.monotonic()
     pair.packed_loss(samples, inputs).backward()
     _say(f"all {len(samples)} packed into one microbatch: {time.monotonic() - began:.0f} s")
     expected_gradients = {n: _gradient(p) for n, p in pair.model.named_parameters()}
     gradients = {n: _gradient(p) for n, p in pair.parameters().items()}
     errors = errors_of(gradients, expected_gradients, tolerance)
-    said = [
-        f"the tokens of {n} of {len(samples)} samples were not compared: {why}" for why, n in notes.items()
-    ]
-    return Found(checked, by_module(errors, expected_gradients), said)
+    of = f"of {len(indices)} samples"
+    said = [f"the tokens of {n} {of} were not compared: {why}" for why, n in notes.items()]
+    said += [f"{n} {of} were left out: {why}" for why, n in left_out.items()]
+    modules = by_module(errors, expected_gradients)
+    if unreached := [module.module for module in modules if module.norm == 0 and module.error == 0]:
+        said.append(
+            f"no gradient reaches {len(unreached)} of {len(modules)} modules, so nothing was compared there: "
+            f"the first is {unreached[0]}"
+        )
+    return Found(checked, modules, said)
+
+
+def _of_recipe(recipe: str) -> list[str]:
+    """That a recipe trains less than what was compared."""
+    if recipe == "full":
+        return []
+    return [f"`train.recipe` is {recipe}: the whole model was compared, without adapters and nothing frozen"]
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what is no finite number, which JSON has not."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     """What no sample reaches has one of zero."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-def _arguments(adapter: ModelAdapter, sample: Sample, media: Sequence[Any]) -> dict[str, torch.Tensor]:
-    try:
-        return arguments_of(adapter, sample, media)
-    except ImportError as error:
-        message = f"transformers' processor of sample `{sample.id}` cannot be used: {error}"
-        raise hinted(profile_error(message), "pip install torchvision") from error
 
 
 def _files(encoded: Any) -> Iterator[tuple[MediaFile, str, Sequence[int], float | None]]:

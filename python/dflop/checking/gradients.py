@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 import torch
@@ -93,7 +94,8 @@ def by_module(errors: Mapping[str, float], expected: Mapping[str, torch.Tensor])
             module,
             sum(expected[name].numel() for name in names),
             float(torch.stack([expected[name].norm() for name in names]).norm()),
-            max(errors[name] for name in names),
+            # A maximum would pass over what is no number.
+            max((errors[name] if isfinite(errors[name]) else inf) for name in names),
         )
         for module, names in modules.items()
     ]

@@ -14,6 +14,7 @@ from torch import nn
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.decoding import Job, decode
 from dflop.data.shares import share_of
+from dflop.models import load_adapter
 from dflop.models.adapter import EncoderInput
 from dflop.models.errors import hinted, profile_error
 from dflop.models.load import Weights
@@ -149,6 +150,8 @@ def inputs_of(
 def first_layers(model_dir: Path, num_layers: int | None) -> Iterator[Path]:
     """A directory like that of a model, whose LLM has fewer layers and no weights.
 
+    Where the first layers of the LLM are of one kind and the model has another, the last of them is of that.
+
     Args:
         model_dir: Of the model.
         num_layers: How many of the LLM's layers, the first ones; none: all, and the directory itself is
@@ -156,21 +159,33 @@ def first_layers(model_dir: Path, num_layers: int | None) -> Iterator[Path]:
 
     Yields:
         The directory; it is gone afterwards.
+
+    Raises:
+        ProfileError: The whole model cannot be used.
     """
     if num_layers is None:
         yield model_dir
         return
+    whole: Any = load_adapter(model_dir)
+    content = json.loads((model_dir / "config.json").read_bytes())
+    # Older files have the backbone's fields at the top.
+    text = content.get("text_config", content)
+    num = text["num_hidden_layers"] = min(num_layers, whole.num_llm_layers)
+    kinds = getattr(whole.config.text_config, "layer_types", None)
+    if kinds:
+        text["layer_types"] = [*kinds[:num]]
+        if missing := [kind for kind in dict.fromkeys(kinds) if kind not in text["layer_types"]]:
+            text["layer_types"][-1] = missing[-1]
+    if isinstance(text.get("mlp_layer_types"), list):
+        text["mlp_layer_types"] = text["mlp_layer_types"][:num]
+    # So many layers of the encoder give features to as many layers of the LLM.
+    deep = getattr(getattr(whole.config, "vision_config", None), "deepstack_visual_indexes", None)
+    if deep:
+        content["vision_config"]["deepstack_visual_indexes"] = [*deep[:num]]
     with TemporaryDirectory(prefix="dflop-check-") as folder:
         for path in model_dir.iterdir():
             if path.name != "config.json" and path.suffix not in {".safetensors", ".bin"}:
                 (Path(folder) / path.name).symlink_to(path.resolve())
-        content = json.loads((model_dir / "config.json").read_bytes())
-        # Older files have the backbone's fields at the top.
-        text = content.get("text_config", content)
-        text["num_hidden_layers"] = min(num_layers, text.get("num_hidden_layers", num_layers))
-        for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
-            if isinstance(text.get(name), list):
-                text[name] = text[name][: text["num_hidden_layers"]]
         (Path(folder) / "config.json").write_text(json.dumps(content))
         yield Path(folder)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflop.models.processor_files import processor_fields
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,15 +16,17 @@ if TYPE_CHECKING:
 class Processor:
     """The whole processor of a model directory, where transformers can make it."""
 
-    def __init__(self, model_dir: str, chat_template: str | None) -> None:
+    def __init__(self, adapter: Any, model_dir: str, chat_template: str | None) -> None:
         """Reads the files of the processor.
 
         Args:
+            adapter: Of the family; a `ModelAdapter`.
             model_dir: Of the model.
             chat_template: File of a template to use in place of the model's own; none: that one.
         """
         from transformers import AutoProcessor
 
+        self._adapter = adapter
         self._processor: Any = None
         self._template: str | None = None
         self.fault: str | None = None
@@ -37,7 +41,7 @@ class Processor:
                 self._template = self._processor.chat_template or of_tokenizer
         # Its files may lack anything, and its packages too.
         except Exception as error:  # noqa: BLE001
-            self.fault = f"transformers makes no processor of `{model_dir}`: {_first_line(error)}"
+            self.fault = f"transformers makes no processor of `{model_dir}`: {first_line(error)}"
 
     def tokens(self, messages: Sequence[Any], media: Sequence[Medium]) -> tuple[list[int] | None, str]:
         """The ids of a conversation.
@@ -58,6 +62,10 @@ class Processor:
         if images := [medium.pictures[0] for medium in media if medium.kind == "image"]:
             # A list for each conversation.
             given["images"] = [images]
+            if self._adapter.family == "gemma3":
+                # Its processor crops where the call says so, whatever its file says; dflop follows the file.
+                fields = processor_fields(self._adapter.model_dir, "image_processor")
+                given["do_pan_and_scan"] = bool(fields.get("do_pan_and_scan"))
         if sounds := [medium.sound for medium in media if medium.sound is not None]:
             given["audio"] = sounds
             given["sampling_rate"] = self._processor.feature_extractor.sampling_rate
@@ -71,7 +79,7 @@ class Processor:
                 given["add_special_tokens"] = False
             return list(self._processor(text=[text], **given)["input_ids"][0]), ""
         except Exception as error:  # noqa: BLE001
-            return None, f"transformers' processor does not take the sample: {_first_line(error)}"
+            return None, f"transformers' processor does not take the sample: {first_line(error)}"
 
 
 def difference(found: Sequence[int], expected: Sequence[int]) -> str | None:
@@ -91,5 +99,13 @@ def difference(found: Sequence[int], expected: Sequence[int]) -> str | None:
     return f"{len(found)} tokens, transformers has {len(expected)}; they part at token {at}"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of another package says, without its details.
+
+    Args:
+        error: Any.
+
+    Returns:
+        One line.
+    """
     return (str(error) or type(error).__name__).strip().splitlines()[0]

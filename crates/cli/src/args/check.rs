@@ -15,8 +15,9 @@ const EXAMPLE: &str = "Examples:
 /// Compare dflop with Hugging Face, on your model and samples: tokens, losses and gradients.
 ///
 /// A few samples of the data profile go through transformers' own model and processors, each alone. Then dflop packs them into one
-/// microbatch, as in training. Tokens, losses and gradients must be equal, module by module: so the files are decoded and
-/// processed alike, no packed sample sees another, and no label is lost. Everything runs in float32 on the CPU.
+/// microbatch, as in training. Tokens, losses and gradients must be equal, module by module: then media are processed
+/// alike, no packed sample sees another, and no loss is forgotten. Pictures, frames and sounds are decoded by dflop for both, and dflop
+/// says for both which tokens have a loss. Everything runs in float32 on the CPU.
 ///
 /// The command reads data_profile.parquet and needs neither a model profile nor a plan. It takes the memory of the parameters three times, in
 /// float32. Exit status 0: all is equal; 1: something is not.

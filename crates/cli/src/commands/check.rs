@@ -36,6 +36,7 @@ pub(super) fn run(arguments: &args::Check) -> Result<Outcome, Failure> {
             "data_profile": data_path,
             "model_dir": config.model.dir,
             "chat_template": config.data.chat_template,
+            "recipe": config.train.recipe,
             "samples": arguments.samples,
             "chosen": chosen,
             "layers": arguments.layers,
