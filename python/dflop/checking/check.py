@@ -27,10 +27,10 @@ from dflop.checking.pair import Pair, first_layers, inputs_of
 from dflop.checking.reference import arguments_of, media_of
 from dflop.checking.tokens import Processor, difference, first_line
 from dflop.data.dataset import sample_from_encoded
+from dflop.data.decoding import file_of
 from dflop.models import load_adapter
 from dflop.models.adapter import IGNORED
 from dflop.models.errors import hinted, profile_error
-from dflop.models.media import MediaBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -254,8 +254,7 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 def _files(encoded: Any) -> Iterator[tuple[MediaFile, str, Sequence[int], float | None]]:
     for medium in encoded.media:
-        file = Path(medium.path) if medium.is_local else MediaBytes(medium.path, medium.read())
-        yield file, medium.kind, medium.frame_indices, medium.sampled_fps
+        yield file_of(medium), medium.kind, medium.frame_indices, medium.sampled_fps
 
 
 def _say(text: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.models.adapter import IGNORED
 from dflop.models.media import decode_frames, decode_image
 from dflop.models.processor_files import processor_fields, stacked
 from dflop.models.sound import decode_sound
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from dflop.data.sample import Sample
     from dflop.models.media import MediaFile
-
-IGNORED_LABEL = -100
-"""A position without loss, as PyTorch's cross entropy has it."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def arguments_of(adapter: Any, sample: Sample, media: Sequence[Medium]) -> dict[
         FileNotFoundError: The model directory lacks a processor's file.
         ImportError: A processor needs a package that is not installed, such as torchvision.
     """
-    labels_T = torch.cat([torch.full((1,), IGNORED_LABEL), sample.targets_T[:-1]])
+    labels_T = torch.cat([torch.full((1,), IGNORED), sample.targets_T[:-1]])
     arguments = {"input_ids": sample.input_ids_T[None], "labels": labels_T[None]}
     if adapter.family == "gemma3":
         # Tells its model which tokens see the rest of their picture.

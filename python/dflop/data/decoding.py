@@ -6,13 +6,17 @@ It names files, not samples, so that it can be sent to another process.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from dflop.models.media import MediaBytes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dflop._native import Media
     from dflop.models.adapter import MediaGrid, ModelAdapter
     from dflop.models.media import MediaFile
 
@@ -30,6 +34,21 @@ class Job:
     """The first to decode."""
     run: MediaGrid
     """The medium as if it had these tiles only."""
+
+
+def file_of(medium: Media) -> MediaFile:
+    """What a medium of a sample is decoded from.
+
+    Args:
+        medium: As the native module names it.
+
+    Returns:
+        Its path where it is a whole file of this machine; else its bytes, which are read now.
+
+    Raises:
+        ProfileError: They cannot be read.
+    """
+    return Path(medium.path) if medium.is_local else MediaBytes(medium.path, medium.read())
 
 
 def decode(adapter: ModelAdapter, job: Job) -> torch.Tensor:

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -26,11 +25,10 @@ from dflop._native import ProfileError
 from dflop.data.arena import Arena, Block
 from dflop.data.cache import ByteBoundedCache
 from dflop.data.dataset import sample_from_encoded
-from dflop.data.decoding import Job, decode
+from dflop.data.decoding import Job, decode, file_of
 from dflop.data.shares import share_of
 from dflop.data.workers import UndecodableError, WorkerError
 from dflop.models.errors import hinted
-from dflop.models.media import MediaBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -338,7 +336,7 @@ class SampleLoader:
         for run in runs:
             medium = sample.files[run.medium]
             try:
-                found = Path(medium.path) if medium.is_local else MediaBytes(medium.path, medium.read())
+                found = file_of(medium)
             except ProfileError as error:
                 raise _bad(sample, run, error) from error
             whole = sample.media[run.medium]

@@ -236,6 +236,13 @@ class TileFamily(FamilyAdapter):
         """Hugging Face's video processor of this model; a `ProfileError` where torchvision is missing."""
         return processor_of_videos(self.model_dir, self.video_processor_class)
 
+    def pixels(
+        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
+    ) -> torch.Tensor:
+        """See `ModelAdapter.pixels`: one of several images is read like a single image."""
+        del grid
+        return self.tiles_of(file, kind, frame_indices, several=False)
+
     def image_tiles(self, batch: Any) -> torch.Tensor:
         """Tiles of the first image of `batch`, from the processor: [n, 3, S, S]."""
         return self.processor.preprocess(batch, return_tensors="pt")["pixel_values"][0]

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from dflop.models.media import MediaFile
     from dflop.models.tensor import LayerPlan
 
 # What the processor takes for crops where its file does not say it.
@@ -127,14 +126,6 @@ class Gemma3(TileFamily):
         return self.processor.preprocess(batch, return_tensors="pt")["pixel_values"].view(
             -1, *self.input_shape
         )
-
-    def pixels(
-        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
-    ) -> torch.Tensor:
-        """See `ModelAdapter.pixels`."""
-        del grid
-        # One of several images is read like a single image.
-        return self.tiles_of(file, kind, frame_indices, several=False)
 
 
 ADAPTER = Gemma3

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from dflop.models.media import MediaFile
     from dflop.models.tensor import LayerPlan
 
 
@@ -97,13 +96,6 @@ class Idefics3(TileFamily):
         from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
         return Idefics3ImageProcessorPil.from_dict(processor_fields(self.model_dir, "image_processor"))
-
-    def pixels(
-        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
-    ) -> torch.Tensor:
-        """See `ModelAdapter.pixels`."""
-        del grid
-        return self.tiles_of(file, kind, frame_indices, several=False)
 
 
 ADAPTER = Idefics3

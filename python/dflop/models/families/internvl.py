@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from dflop.models.media import MediaFile
     from dflop.models.tensor import LayerPlan
 
 
@@ -120,13 +119,6 @@ class InternVl(TileFamily):
     def image_tiles(self, batch: Any) -> torch.Tensor:
         """See `TileFamily.image_tiles`; InternVL always cuts tiles, whatever the processor's file says."""
         return self.processor.preprocess(batch, crop_to_patches=True, return_tensors="pt")["pixel_values"]
-
-    def pixels(
-        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
-    ) -> torch.Tensor:
-        """See `ModelAdapter.pixels`."""
-        del grid
-        return self.tiles_of(file, kind, frame_indices, several=False)
 
 
 ADAPTER = InternVl

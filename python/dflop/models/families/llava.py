@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from dflop.models.media import MediaFile
     from dflop.models.tensor import LayerPlan
 
 
@@ -118,14 +117,6 @@ class Llava(TileFamily):
         return self.processor.preprocess(batch, return_tensors="pt")["pixel_values"].view(
             -1, *self.input_shape
         )
-
-    def pixels(
-        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
-    ) -> torch.Tensor:
-        """See `ModelAdapter.pixels`."""
-        del grid
-        # One of several images is read like a single image.
-        return self.tiles_of(file, kind, frame_indices, several=False)
 
 
 ADAPTER = Llava
