@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,7 +78,7 @@ endef
 demo: setup ## Profile, plan, train and report on this machine's CPU; ends with demo/summary.json
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh demo
 
-test: test-rust test-python ## All tests that need no GPU
+test: test-rust test-python ## The tests that need no GPU (`make test-more` has further cases of them)
 
 # The wheel first: the tests share its profile, so that every crate is built once.
 test-rust: setup
@@ -89,7 +89,10 @@ test-rust: setup
 # Processes that run tests beside each other: more than cores, as many tests wait for ranks of theirs. Neighbours in a file stay together, as they share what is made for it.
 TEST_JOBS ?= 3
 test-python: setup $(DEV)
-	$(BIN)/python -m pytest -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not layouts and not site and not more" -n $(TEST_JOBS) --dist worksteal
+
+test-more: setup $(DEV) ## Further cases of what `make test` tries: other families, layouts and seeds (minutes; CI runs them)
+	$(BIN)/python -m pytest -m "more and not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 SEEDS ?= 20
 test-explore: setup ## The property tests on new random cases, SEEDS times (20); `make test` draws the same ones each time
@@ -239,7 +242,7 @@ package: setup $(DEV) ## Wheel and sdist as a stranger installs them, crates as 
 release: $(VENV)/.dependencies ## A new version in every file that names it (VERSION=0.2.0)
 	$(BIN)/python tools/release.py $(VERSION)
 
-check: test lint docs ## What CI runs, but for the demo
+check: test test-more lint docs ## What CI runs, but for the demo
 
 clean: ## Remove what was built and the demo
 	rm -rf target $(VENV) dist demo bench/out site

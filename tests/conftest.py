@@ -10,11 +10,14 @@ import logging
 import os
 import signal
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 _TESTS = Path(__file__).parent
+_ELSEWHERE = ("layouts", "gpu", "site")
+"""Marks of tests that have a target of their own."""
 for folder in (_TESTS, _TESTS / "unit", _TESTS / "dist"):
     sys.path.insert(0, str(folder))
 
@@ -25,6 +28,22 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # So that a failed assertion in it says what was compared.
 pytest.register_assert_rewrite("shape_oracle")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test marked `some(n)` n cases stay, evenly spread; the others are marked `more`, and are left to CI."""
+    cases = defaultdict(list)
+    for item in items:
+        # What is left to another target anyway is none of the n.
+        if item.get_closest_marker("some") and not any(item.get_closest_marker(name) for name in _ELSEWHERE):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        num = min(len(found), found[0].get_closest_marker("some").args[0])
+        stay = {place * len(found) // num for place in range(num)}
+        for place, item in enumerate(found):
+            if place not in stay:
+                item.add_marker("more")
 
 
 def pytest_collection_finish(session):

@@ -80,6 +80,7 @@ def asked(demo, out, tmp_path, layout, policy, **changes):
     return request(demo, out, **layout_of(demo, tmp_path, layout), config=config, steps=STEPS)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("policy", "layout"),
     [

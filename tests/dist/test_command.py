@@ -58,6 +58,7 @@ def wait_until(is_so, process):
         time.sleep(0.05)
 
 
+@pytest.mark.more
 @pytest.mark.timeout(1800)
 def test_the_command_starts_the_ranks_and_starts_them_again(kills, demo, tmp_path):
     """`dflop train` with torchrun: a `kill -9` of a rank, after which it goes on by itself, until Ctrl-C: 130.

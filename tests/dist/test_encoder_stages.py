@@ -54,6 +54,7 @@ def plan_of(path, layout, llm, **options):
     )
 
 
+@pytest.mark.some(4)
 # Arrival order, which has no empty and no uneven microbatches, in the layout with most stages and replicas.
 @pytest.mark.parametrize(
     ("arm", "layout"),
@@ -114,6 +115,7 @@ def test_uneven_cuts_give_them(model_dir, expected, tmp_path):
     check(plan, make_schedule(llm, 1), model_dir, expected, tmp_path)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("layers", [[-2, -1], [1, -2]], ids=str)
 def test_older_hidden_states_reach_the_projector(layers, tmp_path):
     """The projector reads two hidden states: the older one passes with the other from stage to stage."""
@@ -167,6 +169,7 @@ def test_what_is_frozen_gets_no_gradient(recipe, model_dir, expected, tmp_path):
 SUITE = ("llava_onevision", "qwen2_5_vl", "qwen2_audio")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "family", [f if f in SUITE else pytest.param(f, marks=pytest.mark.layouts) for f in SETTINGS]
 )

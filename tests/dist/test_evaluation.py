@@ -61,6 +61,7 @@ class HeldOutOracle(Oracle):
 COVERED = [pytest.param(layout, marks=pytest.mark.layouts) for layout in ((1, 1, 1), (2, 0))]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layout", [*COVERED, (2, 2, 1), (1, 1, 2), (2, 1), (2, 3)], ids=str)
 def test_the_loss_is_that_of_one_process(layout, demo, tmp_path):
     """Without a learning rate the model is the one that was drawn. Two evaluations, equal; nothing of them in the steps."""
@@ -79,6 +80,7 @@ def test_the_loss_is_that_of_one_process(layout, demo, tmp_path):
     assert first["bad"] == []
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "layout", [(1, 1, 1), (2, 3), pytest.param((2, 1), marks=pytest.mark.layouts)], ids=str
 )

@@ -67,6 +67,7 @@ COVERING = [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("arm", "layout", "options"), COVERING, ids=name)
 def test_gradients_equal_those_of_one_process(arm, layout, options, model_dir, expected, tmp_path):
     """And so do the weights after three steps."""
@@ -144,6 +145,7 @@ def test_adapters_have_the_gradients_of_one_stage_a_rank(model_dir, tmp_path):
 SUITE = ("llava_onevision", "qwen2_5_vl")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "family", [f if f in SUITE else pytest.param(f, marks=pytest.mark.layouts) for f in SETTINGS]
 )

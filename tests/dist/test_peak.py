@@ -71,6 +71,7 @@ def test_the_peak_of_a_step_is_under_the_prediction(counted, tmp_path):
     assert "MiB, measured" in summary[0]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("placement", "encoder", "llm"),
     [
@@ -97,6 +98,7 @@ def test_the_peak_is_under_the_prediction_where_components_recompute_different_t
         assert measured <= rank["predicted_tensor_bytes"] <= OVER_MAX * measured, rank
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("only", ["colocated=false,recompute=none", "colocated=true,zero=3,recompute=full"])
 def test_a_matrix_that_embedding_and_head_share_is_held_once(only, tmp_path):
     """With its optimizer states; but the head's gradient waits until autograd has the embedding's.
@@ -157,6 +159,7 @@ def first(counted, tmp_path_factory):
 FEWER = {"1f1b"}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.layouts] * (name in FEWER)) for name in LISTS]
 )

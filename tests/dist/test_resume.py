@@ -195,6 +195,7 @@ def deferring(demo, tmp_path_factory):
     return asked, directory / "run"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layout", [(2, 2, 1), (1, 1, 2), (2, 2), (3, 3)], ids=str)
 def test_another_layout_goes_on_with_the_same_samples(layout, demo, deferring, tmp_path):
     """Other replicas, or another cut of the LLM: the samples that come next, and what they teach, are the same.
@@ -232,6 +233,7 @@ def test_another_layout_goes_on_with_the_same_samples(layout, demo, deferring, t
             assert float((before[name] - after[name]).norm()) <= 1e-3 * way, name
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("layout", [(1, 1, 1, {}), (2, 2, 1, {"placement": "colocated", "zero": 2})], ids=str)
 def test_updates_that_bfloat16_cannot_hold_are_kept(layout, demo, tmp_path):
     """A step of AdamW at a rate of 1e-6 moves each weight by about that, far less than bfloat16 can tell.

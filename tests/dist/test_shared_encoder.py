@@ -147,6 +147,7 @@ def run_case(case, model, num_ranks, rank, steps, references):
     return errors, loads
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("name", "num_ranks"),
     # Which family it is has nothing to do with how many ranks there are.

@@ -46,6 +46,7 @@ def expected(model_dir, tmp_path_factory):
 PLACES = [(1, 1, 1), (1, 1, 2), (2, 2, 2), (1, 1, 4), (1, 3, 2)]
 
 
+@pytest.mark.some(3)
 # Lists at random where both ends are on ranks of their own, with replicas; elsewhere the order of a plan does.
 @pytest.mark.parametrize(
     ("layout", "seed"),
@@ -133,6 +134,7 @@ def planned(demo, tmp_path):
     return {"num_ranks": 5, "plan": str(plan), "model_profile": str(path)}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     # The first is the second without replicas.
     "layout",

@@ -97,6 +97,7 @@ def watch_cases(seen):
     Workbench.run = run
 
 
+@pytest.mark.more
 def test_two_ranks_measure_cut_layers_with_their_sums_in_lockstep(tmp_path):
     """The same cases in the same order on both ranks; the profile says so, and a second run measures nothing."""
     request = request_for(tmp_path, recompute=["none", "selective", "full"])
@@ -215,6 +216,7 @@ def test_ranks_that_differ_are_refused_by_what_differs(tmp_path):
     assert not (tmp_path / "partial.jsonl").exists()
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_rank_that_fails_while_the_other_waits_for_it_is_named(tmp_path, is_killed):
     """It leaves word of why, or is killed without one; the other sees the connection close, and does not hang."""

@@ -175,6 +175,7 @@ def check_groups(loss_by, oracle, batch):
 COVERED = [pytest.param(layout, marks=pytest.mark.layouts) for layout in ((1, 1, 1), (2, 0))]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("layout", [*COVERED, (2, 2, 2), (3, 2), (2, 3)], ids=str)
 def test_every_arm_of_the_scheduler_has_the_gradient_of_one_process(layout, demo, tmp_path):
     """One global batch by each way to schedule; without a learning rate the weights stay what they are.
@@ -237,6 +238,7 @@ def check_epoch(policy, oracle, turns, num_samples):
     assert times == expected[policy]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("policy", "layout"),
     [

@@ -44,6 +44,7 @@ def changed(value: Any, place: tuple, number: int) -> Any:
     return document
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["model_profile.json", "plan.json"])
 def test_numbers_at_the_ends_of_their_types(name: str, planned: Path, dflop: Callable[..., Answer]) -> None:
     """Numbers of a file, drawn by seed, become 2^63 and the like: it is refused or used, no crash."""
@@ -58,6 +59,7 @@ def test_numbers_at_the_ends_of_their_types(name: str, planned: Path, dflop: Cal
             assert answer.is_sound, (number, verb, answer)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files(name: str, planned: Path, dflop: Callable[..., Answer]) -> None:
     """A file cut short, empty, of other bytes or of endless brackets is refused by name."""
