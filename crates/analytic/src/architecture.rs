@@ -1,5 +1,7 @@
 //! What a model is made of, in integers.
 
+use crate::AnalyticError;
+
 /// A layer with linear attention, where other layers have full attention. A model profile has the mean of both as its
 /// `llm_layer`.
 pub const LINEAR_LAYER: &str = "llm_linear_layer";
@@ -255,4 +257,53 @@ pub struct Architecture {
     pub sound: Option<(Encoder, Projector)>,
     /// The LLM backbone.
     pub llm: Llm,
+}
+
+impl Architecture {
+    /// Whether heads and MLPs can be dealt out to the ranks of a layer. Heads of keys and values are repeated where there
+    /// are fewer of them than ranks, so theirs is no limit.
+    ///
+    /// # Arguments
+    /// `degrees`: tensor parallel degrees of encoder and LLM; `None`: none is asked for.
+    ///
+    /// # Errors
+    /// [`AnalyticError::Undivided`] names the first number that is not divided.
+    pub fn check_degrees(&self, degrees: [Option<u32>; 2]) -> Result<(), AnalyticError> {
+        let sound = self.sound.as_ref().map(|(encoder, _)| encoder);
+        let encoders = std::iter::once(&self.encoder).chain(sound);
+        let encoders = encoders.map(|one| ("encoder", degrees[0], one.num_heads, one.mlp_width));
+        // Layers with experts are cut over no ranks, whatever their numbers: that is said elsewhere.
+        let mlp_width = if self.llm.experts.is_some() { 0 } else { self.llm.mlp_width };
+        let llm = ("LLM", degrees[1], self.llm.num_heads, mlp_width);
+        for (component, degree, num_heads, mlp_width) in encoders.chain([llm]) {
+            let degree = u64::from(degree.unwrap_or(1)).max(1);
+            for (what, count) in [("attention heads", num_heads), ("columns in its MLP", mlp_width)] {
+                if !count.is_multiple_of(degree) {
+                    return Err(AnalyticError::Undivided { component, what, count, degree });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::catalogue_model;
+
+    #[test]
+    fn degrees_that_divide_nothing_are_named_with_their_numbers() {
+        let model = catalogue_model("qwen2.5-vl-7b").unwrap().architecture().unwrap();
+        let error = |encoder, llm| model.check_degrees([encoder, llm]).err().map(|error| error.to_string());
+        assert_eq!(error(None, None), None);
+        assert_eq!(error(Some(4), Some(4)), None);
+        let of_mlp = "the LLM has 18944 columns in its MLP, which tensor parallel degree 7 does not divide";
+        assert_eq!(error(Some(4), Some(7)).unwrap(), of_mlp);
+        let of_llm = "the LLM has 28 attention heads, which tensor parallel degree 8 does not divide";
+        assert_eq!(error(None, Some(8)).unwrap(), of_llm);
+        let of_encoder = "the encoder has 16 attention heads, which tensor parallel degree 3 does not divide";
+        assert_eq!(error(Some(3), Some(8)).unwrap(), of_encoder);
+        let of_mlp = "the encoder has 3420 columns in its MLP, which tensor parallel degree 8 does not divide";
+        assert_eq!(error(Some(8), None).unwrap(), of_mlp);
+    }
 }

@@ -56,6 +56,18 @@ pub enum AnalyticError {
         /// The degree.
         degree: u64,
     },
+    /// A component whose layers cannot be cut over so many ranks.
+    #[error("the {component} has {count} {what}, which tensor parallel degree {degree} does not divide")]
+    Undivided {
+        /// Encoder or LLM.
+        component: &'static str,
+        /// What would be dealt out to the ranks.
+        what: &'static str,
+        /// How many there are.
+        count: u64,
+        /// The degree.
+        degree: u64,
+    },
     /// No module of that name.
     #[error("model has no module `{name}`, it has {known}")]
     UnknownModule {
@@ -71,6 +83,10 @@ impl Hint for AnalyticError {
         match self {
             Self::UnknownModel { near, .. } => Some(format!("`dflop models` lists them, as {near}")),
             Self::UnknownHardware { .. } => Some("`dflop models` lists the table".to_owned()),
+            Self::Undivided { count, degree, .. } => {
+                let near = (1..*degree).rev().find(|one| count.is_multiple_of(*one)).unwrap_or(1);
+                Some(format!("take a degree that divides {count}, for example {near}"))
+            }
             Self::Config { .. } | Self::UnknownFamily { .. } => {
                 Some("measure it on a device: `dflop profile model` without `--estimate`".to_owned())
             }

@@ -256,7 +256,7 @@ impl Only {
     }
 
     /// The tensor degrees of encoder and LLM backbone that are asked for; `None` if any may be tried.
-    pub(crate) const fn tensor_degrees(&self) -> [Option<u32>; 2] {
+    pub const fn tensor_degrees(&self) -> [Option<u32>; 2] {
         [self.encoder_tp, self.llm_tp]
     }
 

@@ -62,6 +62,10 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             bar.set_position(done);
         },
     };
+    // The profile says which degrees it has, the model why it cannot have another.
+    if let Some(architecture) = super::estimate::architecture_of(config) {
+        architecture.check_degrees(input.only.tensor_degrees())?;
+    }
     let mut outcome = search(&input)?;
     let hint = hint(&input, &outcome)?;
     let change = match &from_run {
