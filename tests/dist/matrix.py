@@ -1,4 +1,4 @@
-"""Disaggregated layouts of at most eight ranks, and few of them that cover what may go wrong together."""
+"""Layouts of at most eight ranks, and few of the disaggregated that cover what may go wrong together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_RANKS = 8
 VALUES = {
     "encoder_dp": (1, 2, 3, 4),
     "encoder_pp": (1, 2, 3),
-    "encoder_tp": (1, 2),
+    "encoder_tp": (1, 2, 4),
     "llm_dp": (1, 2, 3, 4),
     "llm_pp": (1, 2, 3),
     "llm_tp": (1, 2, 4),
@@ -29,7 +29,7 @@ def has_rank_orders(layout):
 
 
 def all_layouts():
-    """Every one that there is: no chunks without stages, nothing cut among replicas where there is one of each."""
+    """Every disaggregated one that there is: no chunks without stages, nothing cut among replicas where there is one of each."""
     layouts = (dict(zip(VALUES, values, strict=True)) for values in itertools.product(*VALUES.values()))
     return [
         layout
@@ -38,6 +38,20 @@ def all_layouts():
         and (layout["llm_interleave"] == 1 or layout["llm_pp"] > 1)
         and (layout["zero"] == 0 or max(layout["encoder_dp"], layout["llm_dp"]) > 1)
         and (layout["rank_order"] == "tp-pp-dp" or has_rank_orders(layout))
+    ]
+
+
+def colocated_layouts():
+    """Every colocated one that there is, with hybrid shards where they are not all replicas."""
+    layouts = (
+        {"dp": dp, "tp": tp, "zero": zero, "shard_ranks": ranks}
+        for dp, tp, zero, ranks in itertools.product((1, 2, 3, 4), (1, 2, 4), range(4), (None, 2))
+    )
+    return [
+        layout
+        for layout in layouts
+        if layout["dp"] * layout["tp"] <= MOST_RANKS
+        and (layout["shard_ranks"] is None or (layout["zero"] and layout["dp"] == 4))
     ]
 
 
