@@ -1,9 +1,8 @@
-"""Layouts of at most eight ranks, and few of the disaggregated that cover what may go wrong together."""
+"""Every layout of at most eight ranks."""
 
 from __future__ import annotations
 
 import itertools
-import random
 
 MOST_RANKS = 8
 VALUES = {
@@ -53,16 +52,3 @@ def colocated_layouts():
         if layout["dp"] * layout["tp"] <= MOST_RANKS
         and (layout["shard_ranks"] is None or (layout["zero"] and layout["dp"] == 4))
     ]
-
-
-def covering(strength, seed=0):
-    """As few layouts as a greedy choice finds, in which all values of any `strength` fields meet that meet at all."""
-    layouts = all_layouts()
-    random.Random(seed).shuffle(layouts)
-    met = [set(itertools.combinations(layout.items(), strength)) for layout in layouts]
-    left, chosen = set().union(*met), []
-    while left:
-        best = max(range(len(layouts)), key=lambda index: len(met[index] & left))
-        chosen.append(layouts[best])
-        left -= met[best]
-    return chosen

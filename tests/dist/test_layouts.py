@@ -12,6 +12,7 @@ import pytest
 import tiny_llava
 import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
+from lists import random_lists
 from ranks import results, run_ranks
 from shards import arrays_of
 from toy_run import (
@@ -24,6 +25,7 @@ from toy_run import (
     toy_sample,
     warm_model_dir,
     write_colocated,
+    write_plan,
 )
 
 from dflop import ScheduleError
@@ -362,6 +364,20 @@ def test_layers_gathered_one_by_one_may_run_forwards_ahead(model_dir, oracles, t
     one = names("0F0 1F0 0F1 1F1 1B0 0F2 0B0 1F2 1B2 0B2 1B1 0B1 0F3 1F3 1B3 0B3")
     plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=3)
     check(plan, schedule_of(llm, [one, one]), model_dir, oracles(frozen_none), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sharding"),
+    [((1, 2, 1), {"zero": 1}), ((2, 2, 2), {"zero": 2})],
+    ids=name,
+)
+def test_states_are_cut_inside_each_component_of_a_pipeline(layout, sharding, model_dir, oracles, tmp_path):
+    """Disaggregated, lists drawn at random: a component of one replica keeps its states whole."""
+    encoder_dp, llm_dp, llm_pp = layout
+    llm = PLACED["uneven", llm_dp]
+    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), **sharding)
+    schedule = make_schedule(llm, encoder_dp, actions=random_lists(plan, len(llm), 3))
+    check(plan, schedule, model_dir, oracles(frozen_none), tmp_path)
 
 
 def test_each_rank_keeps_its_share(model_dir, tmp_path):

@@ -2,8 +2,8 @@
 
 The oracle and the comparison are those of `test_layouts.py`: weights after three steps are within 1e-5 of their change, and
 so are those of any two layouts. Each layout has the gradients twice: of samples in arrival order under the plan's lists of
-actions, and of uneven microbatches, as a scheduler makes them, under lists drawn at random. `make test-layouts` runs all
-layouts; `make test` a few of them in which each degree, chunk, sharding and order of ranks is once.
+actions, and of uneven microbatches, as a scheduler makes them, under lists drawn at random. `make test-layouts` runs them;
+of `make test`, `test_layouts.py`, `test_tensor.py`, `test_encoder_stages.py` and `test_interleaved.py` have some of each kind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 import tiny_llava
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from lists import random_lists
-from matrix import all_layouts, colocated_layouts, covering
+from matrix import all_layouts, colocated_layouts
 from test_encoder_stages import deepen
 from test_layouts import (
     PLACED,
@@ -28,6 +28,7 @@ from test_layouts import (
 )
 from toy_run import make_schedule, warm_model_dir, write_colocated, write_plan
 
+pytestmark = pytest.mark.layouts
 __all__ = ["model_dir", "oracles"]
 
 
@@ -39,19 +40,11 @@ def deep(tmp_path_factory):
     return deepen(model_dir), Oracle(deepen(model_dir), tmp_path_factory.mktemp("pretrained"), frozen_none)
 
 
-def with_marks(layouts, in_suite):
-    """The layouts; those that are not `in_suite` run in `make test-layouts` alone."""
-    return [
-        layout if layout in in_suite else pytest.param(layout, marks=pytest.mark.layouts)
-        for layout in layouts
-    ]
-
-
 def name(value):
     return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
-@pytest.mark.parametrize("layout", with_marks(all_layouts(), covering(1)), ids=name)
+@pytest.mark.parametrize("layout", all_layouts(), ids=name)
 def test_a_disaggregated_layout_trains_as_one_process(layout, deep, tmp_path):
     """Degrees of both sides, chunks, sharding and the order of ranks."""
     model_dir, oracle = deep
@@ -67,7 +60,6 @@ def test_a_disaggregated_layout_trains_as_one_process(layout, deep, tmp_path):
     check(plan, drawn, model_dir, oracle, tmp_path, others=[make_schedule(even, encoder_dp)])
 
 
-@pytest.mark.layouts
 @pytest.mark.parametrize("layout", colocated_layouts(), ids=name)
 def test_a_colocated_layout_trains_as_one_process(layout, model_dir, oracles, tmp_path):
     """Replicas, tensor degrees, ZeRO and hybrid shards; where there are several replicas, text alone on some ranks."""
@@ -80,7 +72,6 @@ def test_a_colocated_layout_trains_as_one_process(layout, model_dir, oracles, tm
     check(plan, last, model_dir, oracles(frozen_none), tmp_path, others=others)
 
 
-@pytest.mark.layouts
 @pytest.mark.parametrize("is_frozen", [frozen_tower, frozen_llm, frozen_all_but_projector])
 @pytest.mark.parametrize("zero", range(4))
 def test_every_frozen_part_in_every_sharding(zero, is_frozen, model_dir, oracles, tmp_path):

@@ -31,7 +31,7 @@ STACKS = [
     ("qwen2_audio", "encoder_layer"),
     ("audioflamingo3", "encoder_layer"),
 ]
-ON_FOUR = [stack for stack in STACKS if stack[0] in ("internvl", "qwen2_vl", "qwen2_audio")]
+ON_FOUR = [stack for stack in STACKS if stack[0] in ("internvl", "qwen2_vl")]
 
 
 @pytest.fixture(autouse=True)
