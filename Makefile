@@ -104,7 +104,7 @@ test-explore: setup ## The property tests on new random cases, SEEDS times (20);
 test-dist: setup $(DEV) ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
-test-layouts: setup $(DEV) ## Gradients and weights of layouts against one process: every three choices meet in one (minutes; `make test` has fewer)
+test-layouts: setup $(DEV) ## Gradients and weights of layouts against one process: every one of up to eight ranks (an hour; `make test` has few)
 	$(BIN)/python -m pytest $$(grep -lr pytest.mark.layouts tests/dist) -n $(TEST_JOBS) --dist worksteal
 
 test-hosts: setup ## Two hosts in network namespaces: train, cut the wire, go on, rehearse (root, Linux; minutes) -> bench/out/hosts.json

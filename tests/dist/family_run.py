@@ -231,7 +231,7 @@ class FamilyRun:
         adapted["llm_layer"] |= {"num_parameters": 1100, "parameter_bytes": 4400}
         variants = [
             {"tensor_parallel_degree": degree, "lora_rank": rank, "has_collectives": True, "modules": own}
-            for degree in (1, 2)
+            for degree in (1, 2, 4)
             for rank, own in ((0, modules), (4, adapted))
             if (degree, rank) != (1, 0)
         ]

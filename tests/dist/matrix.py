@@ -1,15 +1,14 @@
-"""Disaggregated layouts of at most eight ranks, and few of them that cover what may go wrong together."""
+"""Every layout of at most eight ranks."""
 
 from __future__ import annotations
 
 import itertools
-import random
 
 MOST_RANKS = 8
 VALUES = {
     "encoder_dp": (1, 2, 3, 4),
     "encoder_pp": (1, 2, 3),
-    "encoder_tp": (1, 2),
+    "encoder_tp": (1, 2, 4),
     "llm_dp": (1, 2, 3, 4),
     "llm_pp": (1, 2, 3),
     "llm_tp": (1, 2, 4),
@@ -29,7 +28,7 @@ def has_rank_orders(layout):
 
 
 def all_layouts():
-    """Every one that there is: no chunks without stages, nothing cut among replicas where there is one of each."""
+    """Every disaggregated one that there is: no chunks without stages, nothing cut among replicas where there is one of each."""
     layouts = (dict(zip(VALUES, values, strict=True)) for values in itertools.product(*VALUES.values()))
     return [
         layout
@@ -41,14 +40,15 @@ def all_layouts():
     ]
 
 
-def covering(strength, seed=0):
-    """As few layouts as a greedy choice finds, in which all values of any `strength` fields meet that meet at all."""
-    layouts = all_layouts()
-    random.Random(seed).shuffle(layouts)
-    met = [set(itertools.combinations(layout.items(), strength)) for layout in layouts]
-    left, chosen = set().union(*met), []
-    while left:
-        best = max(range(len(layouts)), key=lambda index: len(met[index] & left))
-        chosen.append(layouts[best])
-        left -= met[best]
-    return chosen
+def colocated_layouts():
+    """Every colocated one that there is, with hybrid shards where they are not all replicas."""
+    layouts = (
+        {"dp": dp, "tp": tp, "zero": zero, "shard_ranks": ranks}
+        for dp, tp, zero, ranks in itertools.product((1, 2, 3, 4), (1, 2, 4), range(4), (None, 2))
+    )
+    return [
+        layout
+        for layout in layouts
+        if layout["dp"] * layout["tp"] <= MOST_RANKS
+        and (layout["shard_ranks"] is None or (layout["zero"] and layout["dp"] == 4))
+    ]

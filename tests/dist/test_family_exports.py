@@ -28,7 +28,10 @@ TOLERANCE = 1e-5
 """Of each parameter's change, in its norm: the order of sums differs, nothing else."""
 RECIPES = ("full", "projector", "frozen-encoder", "frozen-llm", "lora")
 MODES = ("none", "selective", "full")
-TENSOR = ((1, 1, 1, 2, 2), (2, 1, 2, "colocated"), (1, 1, 2, 1, 2), (2, 3, 2, "colocated"))
+TENSOR = (
+    *((1, 1, 1, 2, 2), (2, 1, 2, "colocated"), (1, 1, 2, 1, 2), (2, 3, 2, "colocated")),
+    *((1, 1, 1, 4, 4), (1, 0, 4, "colocated")),
+)
 """Layouts whose ranks share layers."""
 LAYOUTS = ((2, 1, 2), (1, 1, 1), (2, 3), (2, 0))
 IN_SUITE = [
@@ -73,10 +76,8 @@ def others():
             if case not in IN_SUITE:
                 yield pytest.param(*case, marks=pytest.mark.layouts)
             # That tower has a norm over all heads, these layers have experts or linear attention: they are not cut.
-            uncut = {
-                "internvl-llama": TENSOR[2],
-                **dict.fromkeys((*WITH_EXPERTS, "qwen3_5"), (1, 1, 2, 2, 1)),
-            }
+            tower_alone = (1, 1, 2, 2, 1) if turn % 2 else (1, 1, 1, 4, 1)
+            uncut = {"internvl-llama": TENSOR[2], **dict.fromkeys((*WITH_EXPERTS, "qwen3_5"), tower_alone)}
             shared = uncut.get(name, TENSOR[turn % len(TENSOR)])
             case = (name, recipe, shared, MODES[(turn + row + 1) % len(MODES)])
             if case not in IN_SUITE:

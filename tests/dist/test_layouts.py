@@ -1,12 +1,11 @@
 """Colocated layouts and sharded states: gradients and three steps of AdamW are those of one process.
 
-The oracle is Hugging Face's own model with its `labels=` loss, sample after sample, and PyTorch's AdamW. A covering part
-runs here; `make test-layouts` runs the whole matrix.
+The oracle is Hugging Face's own model with its `labels=` loss, sample after sample, and PyTorch's AdamW. `test_matrix.py`
+has every layout.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 
 import pytest
@@ -14,10 +13,8 @@ import tiny_llava
 import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from lists import random_lists
-from matrix import covering
 from ranks import results, run_ranks
 from shards import arrays_of
-from test_encoder_stages import deepen
 from toy_run import (
     CONTENTS,
     SEED,
@@ -141,8 +138,11 @@ def oracles(model_dir, tmp_path_factory):
     return oracle
 
 
-def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
-    """Three steps on all ranks: loss, gradients, their norm and the weights are those of one process."""
+def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none, others=()):
+    """Three steps on all ranks: loss, gradients, their norm and the weights are those of one process.
+
+    Before them, loss and gradients of the same samples in each of `others`.
+    """
 
     def freeze(pieces):
         for piece in pieces.values():
@@ -156,9 +156,12 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
         # takes longer than all else of a rank, as PyTorch asks for each operation and parameter how it is cut.
         shards = {name: torch.nn.Parameter(local(p.detach())) for name, p in trained.items()}
         optimizer = adamw(shards.values()) if trained else None
-        loss = parts.step(schedule)
         slices = {name: s for piece in parts.pieces.values() for name, s in slices_of(piece).items()}
-        gradients = arrays_of({name: p.grad for name, p in trained.items()})
+        losses, gradients = [], []
+        for each in (*others, schedule):
+            parts.gradients.zero()
+            losses.append(parts.step(each))
+            gradients.append(arrays_of({name: p.grad for name, p in trained.items()}))
         norm = float(parts.gradients.clip(MAX_NORM))
         for step in range(3):
             if step:
@@ -169,20 +172,23 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
                     shards[name].grad = local(p.grad)
                 optimizer.step()
             parts.gradients.zero()
-        return loss, norm, gradients, arrays_of(trained), slices
+        return losses, norm, gradients, arrays_of(trained), slices
 
     found = results(run_ranks(plan.num_ranks, rank, tmp_path))
-    assert sum(loss for loss, *_ in found) == pytest.approx(oracle.loss, rel=1e-6)
+    for losses in zip(*(losses for losses, *_ in found), strict=True):
+        assert sum(losses) == pytest.approx(oracle.loss, rel=1e-6)
     seen, num_seen = set(), Counter()
     for index, (_, norm, gradients, weights, slices) in enumerate(found):
         assert norm == pytest.approx(oracle.norm, rel=1e-5)
-        for name, gradient in gradients.items():
+        for name in weights:
             seen.add(name)
             part = slices[name].take if name in slices else torch.clone
-            num_seen[name] += gradient.size
+            num_seen[name] += weights[name].size
             # What is nothing but rounding (those of key biases: a softmax does not see what its scores share).
             floor = 1e-5 * oracle.norm
-            assert_close(gradient, part(oracle.gradients[name]), floor, f"gradient of {name} on rank {index}")
+            for of_step in gradients:
+                wanted = part(oracle.gradients[name])
+                assert_close(of_step[name], wanted, floor, f"gradient of {name} on rank {index}")
             change = part(oracle.weights[name]) - part(oracle.start[name])
             found_change = torch.from_numpy(weights[name]) - part(oracle.start[name])
             # A weight is rounded once a step, whatever its change.
@@ -207,7 +213,7 @@ def schedule_of(llm, actions=()):
     return make_schedule(llm, len(llm[0]), actions=actions, encoder=encoder)
 
 
-# A row covers one thing that can go wrong; the whole matrix is `test_every_colocated_layout`.
+# A row covers one thing that can go wrong; `test_matrix.py` has them all.
 COVERING = [
     ("even", 1, {}),
     ("uneven", 2, {}),
@@ -372,72 +378,6 @@ def test_states_are_cut_inside_each_component_of_a_pipeline(layout, sharding, mo
     plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), **sharding)
     schedule = make_schedule(llm, encoder_dp, actions=random_lists(plan, len(llm), 3))
     check(plan, schedule, model_dir, oracles(frozen_none), tmp_path)
-
-
-@pytest.mark.layouts
-@pytest.mark.parametrize(
-    ("placed", "dp", "zero", "shard_ranks"),
-    [
-        (placed, dp, zero, shard_ranks)
-        for (placed, dp), zero in itertools.product(PLACED, range(4))
-        for shard_ranks in ((None, 2) if dp == 4 and zero else (None,))
-    ],
-)
-def test_every_colocated_layout(placed, dp, zero, shard_ranks, model_dir, oracles, tmp_path):
-    """All of replicas, ZeRO, hybrid shards and kinds of microbatches."""
-    llm = PLACED[placed, dp]
-    sharding = {"zero": zero, "shard_ranks": shard_ranks} if shard_ranks else {"zero": zero}
-    plan = write_colocated(tmp_path / "plan.json", dp, len(llm), **sharding)
-    check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
-
-
-@pytest.mark.layouts
-@pytest.mark.parametrize("is_frozen", [frozen_tower, frozen_llm, frozen_all_but_projector])
-@pytest.mark.parametrize("zero", range(4))
-@pytest.mark.parametrize("placed", ["text", "uneven"])
-def test_every_frozen_part_in_every_sharding(placed, zero, is_frozen, model_dir, oracles, tmp_path):
-    """As above, with what the recipes freeze."""
-    llm = PLACED[placed, 2]
-    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=zero)
-    check(plan, schedule_of(llm), model_dir, oracles(is_frozen), tmp_path, is_frozen)
-
-
-@pytest.mark.layouts
-@pytest.mark.parametrize("zero", [1, 2])
-@pytest.mark.parametrize(
-    "layout", [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2), (2, 3, 1), (3, 2, 1)], ids=str
-)
-def test_every_sharding_of_a_pipeline(layout, zero, model_dir, oracles, tmp_path):
-    """Disaggregated layouts of unequal replicas."""
-    encoder_dp, llm_dp, llm_pp = layout
-    llm = PLACED["uneven", llm_dp]
-    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), zero=zero)
-    schedule = make_schedule(llm, encoder_dp, actions=random_lists(plan, len(llm), 5))
-    check(plan, schedule, model_dir, oracles(frozen_none), tmp_path)
-
-
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory):
-    """A model of more layers on either side than any of the stages, and its oracle."""
-    warm_model_dir(tmp_path_factory.mktemp("warm"))
-    model_dir = tiny_llava.write_model_dir(tmp_path_factory.mktemp("deep"), num_hidden_layers=7)
-    return deepen(model_dir), Oracle(deepen(model_dir), tmp_path_factory.mktemp("pretrained"), frozen_none)
-
-
-@pytest.mark.layouts
-@pytest.mark.parametrize("layout", covering(3), ids=lambda layout: "-".join(map(str, layout.values())))
-def test_every_three_degrees_of_a_pipeline(layout, deep, tmp_path):
-    """Degrees of both sides, chunks and sharding: any three values that fit eight ranks meet in some case."""
-    model_dir, oracle = deep
-    llm = PLACED["uneven", layout["llm_dp"]]
-    degrees = {**layout, "num_microbatches": len(llm)}
-    plan = write_plan(tmp_path / "plan.json", **degrees)
-    groups = write_plan(tmp_path / "groups.json", **degrees | {"encoder_tp": 1, "llm_tp": 1})
-    # Chunks run in the order of the plan, too.
-    is_drawn = layout["llm_interleave"] == 1 or layout["zero"] == 1
-    actions = random_lists(groups, len(llm), 7) if is_drawn else ()
-    schedule = make_schedule(llm, layout["encoder_dp"], actions=actions)
-    check(plan, schedule, model_dir, oracle, tmp_path)
 
 
 def test_each_rank_keeps_its_share(model_dir, tmp_path):

@@ -19,7 +19,7 @@ _LLAMA_3 = {
 _MEAN = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.5, 0.6]}
 _SIGLIP = {
     "model_type": "siglip_vision_model", "image_size": TILE, "patch_size": 14, "hidden_size": 32,
-    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vision_use_head": False,
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vision_use_head": False,
 }  # fmt: skip
 _ONEVISION = {
     "vision_config": _SIGLIP,

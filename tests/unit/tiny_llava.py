@@ -37,7 +37,7 @@ def write_model_dir(directory, **changes):
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
-        "num_attention_heads": 2,
+        "num_attention_heads": 4,
         "vision_use_head": False,
         "initializer_range": 0.1,
     }
