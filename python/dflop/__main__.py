@@ -96,6 +96,9 @@ def _say_rehearsed(arguments: dict[str, Any]) -> None:
     if arguments["json"]:
         print(json.dumps(found))
         return
+    if found["steps"] == 0:
+        print("rehearsed no step: the checkpoint has all of them")
+        return
     steps = "1 step" if found["steps"] == 1 else f"{found['steps']} steps"
     print(
         f"rehearsed {steps} on {found['ranks']} ranks: a step took {found['step_ms_median']:,.0f} ms "

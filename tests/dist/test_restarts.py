@@ -12,7 +12,7 @@ import pytest
 from dflop._native import ScheduleError
 from dflop.runtime.agent import Restarts
 from dflop.runtime.failure import RankError, is_hopeless, tell_agent
-from dflop.runtime.resume import MANIFEST, request_of, step_dir
+from dflop.runtime.resume import MANIFEST, request_of, step_dir, was_started_again
 
 
 def failure(status, **about):
@@ -112,3 +112,23 @@ def test_where_ranks_go_on_that_were_started_again(
     monkeypatch.delenv("DFLOP_RESTARTED")
     fresh.write_text(request)
     assert request_of(fresh)["resume"] == asked
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        # The first start, and the second, by an external torchrun.
+        ({"TORCHELASTIC_RESTART_COUNT": "0"}, False),
+        ({"TORCHELASTIC_RESTART_COUNT": "1"}, True),
+        # dflop's agent starts torchrun itself again, whose own count stays.
+        ({"DFLOP_RESTARTED": "1", "TORCHELASTIC_RESTART_COUNT": "0"}, True),
+    ],
+)
+def test_ranks_know_that_they_were_started_again(environment, expected, monkeypatch):
+    """So a rehearsal kills a rank once, whoever starts the ranks."""
+    for name in ("DFLOP_RESTARTED", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert was_started_again() == expected

@@ -85,7 +85,13 @@ WALKED: dict[str, list[int | str]] = {
         0,
         "dflop plan",
     ],
-    "docs/rehearsal.md": [A_DEMO, "dflop profile data", "dflop profile model --estimate --hardware h100", 0],
+    "docs/rehearsal.md": [
+        A_DEMO,
+        "dflop profile data",
+        "dflop profile model --estimate --hardware h100",
+        0,
+        1,
+    ],
     "docs/weights.md": [
         A_DEMO,
         TRAIN,

@@ -308,7 +308,9 @@ pub(crate) struct Train {
 const REHEARSE_EXAMPLE: &str = r"Examples:
   dflop rehearse --steps 20                        the plan's ranks, each action as long as predicted
   dflop rehearse --speed 10 --slow-rank 3:1.3      ten times faster; rank 3 takes 1.3 times as long
-  dflop rehearse --kill 5:4                        what happens when rank 5 dies in step 4";
+  dflop rehearse --kill 5:4                        what happens when rank 5 dies in step 4
+  dflop rehearse --kill 5:4 --max-restarts 1       the same, and all ranks are started again
+  dflop rehearse --steps 40 --resume auto          go on from the newest checkpoint, to 40 steps";
 
 /// Run a plan's real ranks, schedules and messages without computing: each action takes its predicted time.
 ///
@@ -317,7 +319,9 @@ const REHEARSE_EXAMPLE: &str = r"Examples:
 /// a time stamp instead of features, and is used when its predicted transfer time has passed.
 ///
 /// So you see before you pay for a GPU whether a list cannot end, a rank cannot be reached, or a schedule comes too late.
-/// The command writes the files that `dflop train` writes, marked as rehearsed; `dflop report` reads them.
+/// The command writes the files that `dflop train` writes, marked as rehearsed; `dflop report` reads them. It saves
+/// checkpoints when `dflop train` would: every `checkpoint.every` steps, at the end, and when a signal ends it. They have no
+/// weights, so `dflop train` and `dflop export` refuse them.
 #[derive(Debug, Args)]
 #[command(after_long_help = REHEARSE_EXAMPLE)]
 pub(crate) struct Rehearse {
@@ -341,8 +345,22 @@ pub(crate) struct Rehearse {
     #[arg(long, value_name = "MS", default_value_t = 0.0)]
     pub(crate) network_latency: f64,
     /// End a rank with SIGKILL in the middle of a step, for example 5:4 (rank 5, step 4)
+    ///
+    /// This happens once: ranks that are started again are not killed.
     #[arg(long, value_name = "RANK:STEP")]
     pub(crate) kill: Option<KilledRank>,
+    /// Go on from a checkpoint: `auto` is the newest one in OUT (or the first step if there is none); or name a directory
+    ///
+    /// --steps counts from the beginning. Data, seed and global batch size must be those of the checkpoint; the plan may be
+    /// another. Steps after the checkpoint are rehearsed again; their lines move to OUT/*.undone.jsonl.
+    #[arg(long, value_name = "auto|DIR")]
+    pub(crate) resume: Option<PathBuf>,
+    /// If a rank dies or hangs, start all ranks again from the newest checkpoint, at most N times in a row
+    ///
+    /// [default: 3 where checkpoint.every is set, else 0]. After a new checkpoint the count begins again at 0. Under an
+    /// external torchrun use torchrun's own --max-restarts, and `--resume auto` here.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_restarts: Option<u32>,
     /// Print JSON: ranks, steps, step_ms_median, simulated_ms_median, error_median, error_p95
     #[arg(long)]
     pub(crate) json: bool,

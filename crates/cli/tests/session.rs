@@ -25,6 +25,7 @@ fn help() {
         &["costs", "--help"],
         &["advise", "--help"],
         &["train", "--help"],
+        &["rehearse", "--help"],
         &["report", "--help"],
         &["models", "--help"],
         &["show", "--help"],

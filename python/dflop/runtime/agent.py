@@ -60,7 +60,7 @@ def main() -> int:
             torchrun.main(sys.argv[1:])
             return 0
         except ChildFailedError as error:
-            status = _told(error.failures)
+            status = _told(error.failures, _doomed(request))
             if not restarts.may_restart(error.failures.values()):
                 return status
         except SignalException as error:
@@ -112,7 +112,13 @@ class Restarts:
         return found[-1][0] if found else None
 
 
-def _told(failures: Mapping[int, ProcessFailure]) -> int:
+def _doomed(request: Mapping[str, Any]) -> int | None:
+    """The rank that a rehearsal was asked to kill; none where it was not, and in training."""
+    kill = request.get("rehearsal", {}).get("kill")
+    return None if kill is None else kill["rank"]
+
+
+def _told(failures: Mapping[int, ProcessFailure], doomed: int | None = None) -> int:
     """The exit status. Names a killed rank on stderr, as it is the cause of the errors of the others."""
     killed = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
     if not killed:
@@ -122,7 +128,7 @@ def _told(failures: Mapping[int, ProcessFailure]) -> int:
     rank, first = min(killed, key=lambda item: item[1].timestamp)
     name = signal.Signals(-first.exitcode).name
     sys.stderr.write(f"\nerror: rank {rank} was killed by {name}\n")
-    if name == "SIGKILL":
+    if name == "SIGKILL" and rank != doomed:
         sys.stderr.write("hint: look for the out-of-memory killer in `dmesg`\n")
     return 1
 

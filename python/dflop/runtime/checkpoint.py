@@ -56,7 +56,7 @@ class Saver:
         out: Path,
         keep: int,
         held: Mapping[str, nn.Parameter],
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         slices: Mapping[str, Slice] | None = None,
     ) -> None:
         """Makes a group of processes for saving alone. Every rank must call it; blocks until all have.
@@ -66,7 +66,7 @@ class Saver:
             out: Directory of the run.
             keep: Checkpoints to keep, the newest; at least 1.
             held: All parameters of this rank by name, trained or not; shards where they are cut.
-            optimizer: The optimizer of these parameters.
+            optimizer: The optimizer of these parameters; none: they are none, as in a rehearsal.
             slices: For each parameter that tensor parallelism has cut: which part this rank has.
         """
         self._mesh = mesh
@@ -76,7 +76,8 @@ class Saver:
         self._slices = dict(slices or {})
         # The float32 masters are saved where there are any; a frozen parameter has none.
         self._weights = {name: p.detach() for name, p in held.items()}
-        self._weights |= {name: p.detach() for name, p in optimizer.masters.items()}
+        if optimizer is not None:
+            self._weights |= {name: p.detach() for name, p in optimizer.masters.items()}
         # A group of its own: ranks exchange messages for saving while they exchange others for training.
         group = dist.new_group(backend="gloo", timeout=mesh.timeout)
         assert isinstance(group, dist.ProcessGroup)
@@ -170,7 +171,8 @@ class Saver:
             except (CheckpointException, ValueError) as error:
                 cause = _cause(error)
         self._refuse(path, cause)
-        self._optimizer.round()
+        if self._optimizer is not None:
+            self._optimizer.round()
         random = state.get(self._random)
         if random is not None:
             torch.set_rng_state(random)
@@ -183,7 +185,8 @@ class Saver:
     def _state(self) -> dict[str, torch.Tensor]:
         """What is saved and loaded, by name: the tensors themselves, not copies."""
         state = {f"model.{name}": tensor for name, tensor in self._weights.items()}
-        state |= {f"optimizer.{name}": tensor for name, tensor in self._optimizer.states().items()}
+        if self._optimizer is not None:
+            state |= {f"optimizer.{name}": tensor for name, tensor in self._optimizer.states().items()}
         # Today no layer draws random numbers in training. If one ever does, it goes on where it was.
         return {**state, self._random: torch.get_rng_state()}
 

@@ -38,7 +38,7 @@ def export(request: Mapping[str, Any]) -> int:
         The exit status, 0.
 
     Raises:
-        Error: There is no such checkpoint, it is damaged, or it is not of this model.
+        Error: There is no such checkpoint, it is damaged, of a rehearsal, or not of this model.
         OSError: A file cannot be read or written.
     """
     run, out = Path(request["run"]), Path(request["out"])
@@ -47,7 +47,11 @@ def export(request: Mapping[str, Any]) -> int:
     if fault is not None:
         message = f"`{checkpoint}` is damaged: {fault}"
         raise hinted(profile_error(message), "export the checkpoint before it with `--step`")
-    model = json.loads((checkpoint / MANIFEST).read_bytes())["model"]
+    manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+    if manifest.get("is_rehearsed", False):
+        message = f"`{checkpoint}` is of a rehearsal, which has no weights"
+        raise hinted(profile_error(message), "name the directory of a run of `dflop train`")
+    model = manifest["model"]
     source, dtype = Path(model["dir"]), str(request["dtype"] or model["dtype"])
     whole, _ = load_adapter(source).build_whole()
     print(f"reading {checkpoint}", file=sys.stderr, flush=True)

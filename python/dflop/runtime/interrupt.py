@@ -6,8 +6,6 @@ import signal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Ctrl-C; the signal of job schedulers and of an external torchrun; SLURM's warning before a job's end."""
-INTERRUPTED = 128 + signal.SIGINT
-"""Exit status after Ctrl-C: 130, as in shells."""
 
 
 class Interrupt:

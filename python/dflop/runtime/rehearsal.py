@@ -52,11 +52,12 @@ class Rehearsal:
     """A rank, and the step in which it is killed; none: no rank is."""
 
     @staticmethod
-    def of_request(request: Mapping[str, Any]) -> Rehearsal:
+    def of_request(request: Mapping[str, Any], *, is_started_again: bool = False) -> Rehearsal:
         """What a request of the command line asks for.
 
         Args:
             request: Its part `rehearsal`.
+            is_started_again: Whether ranks have died before: nobody is killed a second time.
 
         Returns:
             The same, read.
@@ -66,7 +67,7 @@ class Rehearsal:
             speed=request["speed"],
             slow_ranks={slow["rank"]: slow["factor"] for slow in request["slow_ranks"]},
             network_latency_ns=request["network_latency_ns"],
-            kill=None if kill is None else (kill["rank"], kill["step"]),
+            kill=None if kill is None or is_started_again else (kill["rank"], kill["step"]),
         )
 
 

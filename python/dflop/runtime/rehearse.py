@@ -1,12 +1,14 @@
 """The loop of one rank of a rehearsal: that of `trainer.py`, with nothing to decode and nothing to compute.
 
 leader: schedule -> times of each rank's actions | all: agree (barrier) | actions | tail | leader: write
+Checkpoints are those of `trainer.py` too, of ranks that have no tensors.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +16,18 @@ import torch.distributed as dist
 
 from dflop._native import Dataset, GlobalBatches, Plan
 from dflop.runtime.agreement import Statement, agree
+from dflop.runtime.checkpoint import Saver
 from dflop.runtime.device_clock import DeviceRecorder, device_clock, meet, start_together
 from dflop.runtime.executor import Executor
-from dflop.runtime.failure import RankError, complain, describe, talking
-from dflop.runtime.interrupt import INTERRUPTED, Interrupt
+from dflop.runtime.failure import RankError, complain, describe, talking, tell_agent
+from dflop.runtime.guard import Guard
+from dflop.runtime.interrupt import Interrupt
 from dflop.runtime.journal import Journal
+from dflop.runtime.ledger import Ledger, Start
 from dflop.runtime.meeting import Meeting
 from dflop.runtime.mesh import Mesh, join
 from dflop.runtime.options import Options
+from dflop.runtime.population import Population
 from dflop.runtime.progress import say
 from dflop.runtime.records import step_metrics
 from dflop.runtime.rehearsal import (
@@ -33,6 +39,7 @@ from dflop.runtime.rehearsal import (
     rehearsed_work,
     times_by_rank,
 )
+from dflop.runtime.resume import was_started_again
 from dflop.runtime.schedules import Schedules
 from dflop.runtime.spans import RankSpans, align
 from dflop.runtime.trackers import Trackers
@@ -76,6 +83,7 @@ class Rehearser:
 
         Raises:
             Error: An artifact or the data cannot be used.
+            RankError: The checkpoint to go on from cannot be used, or `--kill` names a step before it.
             OSError: A file cannot be read.
         """
         self._options = options
@@ -84,7 +92,9 @@ class Rehearser:
         self._interrupt = interrupt
         # Only the leader reads the data profile: 32 copies of a large one would not fit into one machine.
         self._dataset = Dataset(options.config_path, options.data_profile_path) if mesh.is_leader else None
-        self._batches = self._agreed_batches()
+        self._batches, num_samples = self._agreed_batches()
+        self._start = Start.together(options, mesh, num_samples, is_rehearsed=True)
+        _check_kill(rehearsal, self._start)
         self._schedules = Schedules(mesh, options, self._batches)
         plan, everyone = mesh.plan, range(mesh.num_ranks)
         own_component = plan.coordinates(mesh.rank)[0]
@@ -99,13 +109,29 @@ class Rehearser:
         self._messages = RehearsedMessages(mesh, clock)
         self._recorder = DeviceRecorder(mesh.rank, clock)
         self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
+        step = self._start.journal_step
+        trackers = Trackers(options.out, first_step=step) if mesh.is_leader else None
         self._journal = (
-            Journal(options.out, options.steps, options.request_path, Trackers(options.out), verb="rehearse")
+            Journal(options.out, options.steps, options.request_path, trackers, step, self._start.verb)
             if mesh.is_leader
             else None
         )
+        self._population = None if self._dataset is None else Population(self._dataset)
+        self._ledger = Ledger(
+            options,
+            mesh,
+            self._start,
+            Saver(mesh, options.out, options.checkpoint_keep, {}, None),
+            self._schedules,
+            # No step is ever skipped here.
+            Guard(options.skipped_steps_max),
+            self._population,
+            self._journal,
+        )
         self.step: int | None = None
         """The step under way, for error messages."""
+        self.stop = 0
+        """Number of the signal that ended the rehearsal; 0: none."""
 
     @property
     def action(self) -> str | None:
@@ -118,13 +144,33 @@ class Rehearser:
         Every rank must call it; blocks until the rehearsal ends.
         """
         try:
-            return all(self._rehearse(turn) for turn in steps(self._options, self._schedules, self._batches))
+            return self._run_turns()
         finally:
             if self._journal is not None:
                 self._journal.close()
 
-    def _agreed_batches(self) -> GlobalBatches:
-        """The global batches; the leader, which alone has the dataset, tells its size and giants to all."""
+    def say_interrupted(self) -> None:
+        """Tells people, on the leader, that `run` was ended early, and what was saved."""
+        self._ledger.say_interrupted()
+
+    def _run_turns(self) -> bool:
+        num_done = self._start.step
+        if num_done >= self._options.steps:
+            say(f"nothing is left: {num_done} steps are done, `--steps` is {self._options.steps}", "rehearse")
+        for turn in steps(self._options, self._schedules, self._batches, num_done):
+            if not self._rehearse(turn):
+                self._ledger.end(num_done)
+                return False
+            num_done = turn.step + 1
+            self._ledger.after(num_done)
+        self._ledger.end(num_done)
+        return True
+
+    def _agreed_batches(self) -> tuple[GlobalBatches, int]:
+        """The global batches, and the number of samples.
+
+        The leader, which alone has the dataset, tells its size and giants to all.
+        """
         told: list[Any] = [None]
         if self._dataset is not None:
             limit = self._options.giant_llm_tokens if self._options.giants == "defer" else None
@@ -134,7 +180,7 @@ class Rehearser:
         num_samples, giants = told[0]
         options = self._options
         size = self._mesh.plan.global_batch_size
-        return GlobalBatches(num_samples, size, options.seed, giants, options.giant_steps_max)
+        return GlobalBatches(num_samples, size, options.seed, giants, options.giant_steps_max), num_samples
 
     def _times(self, turn: Turn) -> StepTimes:
         """How long this rank's actions take, from the leader."""
@@ -155,10 +201,14 @@ class Rehearser:
         for stage in self._stages.values():
             stage.take(work, times)
         self._messages.transfer_ns = times.transfer
-        stop = self._interrupt.number
+        stop, save_failed = self._interrupt.number, self._ledger.has_failed
         # No rank but the leader has the data profile, so only the schedules are compared.
-        statement = Statement(turn.step, turn.schedule.digest(), "", work.num_targets, stop)
-        if agree(self._mesh, statement, turn.schedule.label_tokens).stop:
+        statement = Statement(turn.step, turn.schedule.digest(), "", work.num_targets, stop, save_failed)
+        agreement = agree(self._mesh, statement, turn.schedule.label_tokens)
+        if agreement.save_failed:
+            self._ledger.finish()
+        if agreement.stop:
+            self.stop = agreement.stop
             return False
         start_together(self._clock, self._mesh, self._all_ranks)
         self._recorder.begin()
@@ -203,8 +253,15 @@ class Rehearser:
             self._mesh.num_ranks,
             adaptation=self._schedules.adaptation,
         )
+        if self._population is not None:
+            events += self._population.step(turn.samples)
         journal.events(turn.step, events)
-        metrics |= {"epoch": self._batches.epoch(turn.step), "is_rehearsed": True}
+        metrics |= {
+            "epoch": self._batches.epoch(turn.step),
+            "is_rehearsed": True,
+            "is_first": turn.step == self._start.step,
+            "plan": self._options.made_from["plan"],
+        }
         key: dict[str, Any] = {"step": turn.step, "arm": turn.arm}
         place = {
             "pair": None,
@@ -229,7 +286,8 @@ def rehearse(request: Mapping[str, Any]) -> int:
         request: As the command line makes it.
 
     Returns:
-        The exit status: 0 done, 1 failed, 130 interrupted (all steps up to then are written).
+        The exit status: 0 done, 1 failed; 128 plus the number of the signal that ended it (130 after Ctrl-C),
+        where all steps up to then and a checkpoint are written.
     """
     coordinates, is_leader = "rank not placed yet", True
     rehearser: Rehearser | None = None
@@ -241,9 +299,12 @@ def rehearse(request: Mapping[str, Any]) -> int:
         mesh = join(plan, torch.device("cpu"), options.timeout_s)
         coordinates, is_leader = mesh.coordinates, mesh.is_leader
         interrupt = Interrupt()
-        rehearser = Rehearser(options, Rehearsal.of_request(request["rehearsal"]), mesh, interrupt)
+        asked = Rehearsal.of_request(request["rehearsal"], is_started_again=was_started_again())
+        rehearser = Rehearser(options, asked, mesh, interrupt)
         say("the first step", "rehearse")
         is_done = rehearser.run()
+        if not is_done:
+            rehearser.say_interrupted()
         with talking("end together"):
             dist.barrier(group=mesh.control)
         dist.destroy_process_group()
@@ -252,37 +313,58 @@ def rehearse(request: Mapping[str, Any]) -> int:
         if isinstance(error, RankError) and error.is_of_all:
             coordinates = "all ranks"
             if not is_leader:
+                tell_agent("", error)
                 return 1
-        complain(describe(coordinates, step, action, error), error)
+        line = describe(coordinates, step, action, error)
+        complain(line, error)
+        tell_agent(line, error)
         return 1
-    return 0 if is_done else INTERRUPTED
+    return 0 if is_done else 128 + rehearser.stop
+
+
+def _check_kill(rehearsal: Rehearsal, start: Start) -> None:
+    """Raises, on every rank alike, if the rank to be killed would never be: its step was rehearsed before."""
+    if rehearsal.kill is None or rehearsal.kill[1] >= start.step:
+        return
+    message = f"`--kill` names step {rehearsal.kill[1]}, the rehearsal goes on from step {start.step}"
+    raise RankError(message, f"name a step from {start.step} on, or leave `--kill` out", is_of_all=True)
 
 
 def summary(out: Path) -> dict[str, Any]:
-    """How far rehearsed steps were from simulated ones. The first is left out, since ranks connect in it.
+    """How far rehearsed steps were from simulated ones, over the steps of the plan that came last.
+
+    The first step after each start of the ranks is left out, since they connect in it.
 
     Args:
         out: Directory of the rehearsal.
 
     Returns:
         `ranks`, `steps` (how many count), `step_ms_median`, `simulated_ms_median`; and `error_median` and
-        `error_p95` of |rehearsed - simulated| / simulated.
+        `error_p95` of |rehearsed - simulated| / simulated. Without any step `steps` is 0 and the others are
+        none.
 
     Raises:
         OSError: The files cannot be read.
     """
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    metrics = [json.loads(line) for line in lines]
-    counted = metrics[1:] or metrics
+    names = ("ranks", "steps", "step_ms_median", "simulated_ms_median", "error_median", "error_p95")
+    path = out / "metrics.jsonl"
+    if not path.exists():
+        return {**dict.fromkeys(names), "steps": 0}
+    metrics = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    plan = metrics[-1].get("plan")
+    own = [m for m in metrics if m.get("plan") == plan]
+    # Rehearsals of earlier versions could not go on: their one first step is not marked.
+    counted = [m for place, m in enumerate(own) if not m.get("is_first", place == 0)] or own
     errors = sorted(abs(m["step_ns"] - m["predicted_ns"]) / m["predicted_ns"] for m in counted)
     with (out / "trace.jsonl").open(encoding="utf-8") as trace:
-        ranks = 1 + max(tail[0] for tail in json.loads(trace.readline())["tails"])
-    return {
-        "ranks": ranks,
-        "steps": len(counted),
-        "step_ms_median": statistics.median(m["step_ns"] for m in counted) / 1e6,
-        "simulated_ms_median": statistics.median(m["predicted_ns"] for m in counted) / 1e6,
-        "error_median": statistics.median(errors),
+        (last,) = deque(trace, maxlen=1)
+    values = (
+        1 + max(tail[0] for tail in json.loads(last)["tails"]),
+        len(counted),
+        statistics.median(m["step_ns"] for m in counted) / 1e6,
+        statistics.median(m["predicted_ns"] for m in counted) / 1e6,
+        statistics.median(errors),
         # The smallest error such that 95 % of the steps have at most this one.
-        "error_p95": errors[max(0, -(-95 * len(errors) // 100) - 1)],
-    }
+        errors[max(0, -(-95 * len(errors) // 100) - 1)],
+    )
+    return dict(zip(names, values, strict=True))

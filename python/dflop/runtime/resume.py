@@ -72,6 +72,11 @@ def request_of(path: Path) -> dict[str, Any]:
     return request
 
 
+def was_started_again() -> bool:
+    """Whether these ranks were started again, by dflop's agent or by that of an external torchrun."""
+    return RESTARTED in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def step_dir(out: Path, step: int) -> Path:
     """The checkpoint of a run after `step` steps."""
     return out / "checkpoints" / f"step-{step}"
@@ -84,25 +89,28 @@ def checkpoints(out: Path) -> list[tuple[int, Path]]:
     return sorted((int(name), path) for name, path in named)
 
 
-def find(asked: str, out: Path, place: Mapping[str, Any]) -> Resume:
+def find(asked: str, out: Path, place: Mapping[str, Any], *, is_rehearsed: bool = False) -> Resume:
     """The checkpoint that `--resume` names, checked.
 
     Args:
         asked: `auto`, the directory of a checkpoint, or that of a run.
         out: Directory of this run.
         place: All that decides which samples each step has, as in the manifest of a checkpoint.
+        is_rehearsed: Whether a rehearsal asks, which does not go on from training, nor training from it.
 
     Returns:
         Where to go on; the beginning where `auto` finds no checkpoint.
 
     Raises:
-        RankError: There is no checkpoint, it cannot be read, or other samples would come next; on every rank
-            alike.
+        RankError: There is no checkpoint, it cannot be read, it is of a rehearsal where training asks (or the
+            other way round), or other samples would come next; on every rank alike.
     """
     path = Path(asked)
     if asked == "auto" or not (path / MANIFEST).exists():
         found = checkpoints(out if asked == "auto" else path)
         if not found and asked == "auto":
+            # Steps of the one, without a checkpoint yet, would become undone steps of the other.
+            _check_kind(f"`{out}` holds", _holds_rehearsal(out), is_rehearsed)
             return Resume(0, None, {})
         if not found:
             hint = "name a directory such as `run/checkpoints/step-100`, or pass `--resume auto`"
@@ -110,6 +118,8 @@ def find(asked: str, out: Path, place: Mapping[str, Any]) -> Resume:
             raise RankError(message, hint, is_of_all=True)
         path = found[-1][1]
     manifest = _manifest(path)
+    # Earlier versions of dflop saved no checkpoints in rehearsals.
+    _check_kind(f"`{path}` is of", bool(manifest.get("is_rehearsed", False)), is_rehearsed)
     for field, now in place.items():
         then = manifest["place"].get(field)
         if then != now:
@@ -117,6 +127,28 @@ def find(asked: str, out: Path, place: Mapping[str, Any]) -> Resume:
             hint = f"give `{field}` its value of then, or start a new run in another directory with `--out`"
             raise RankError(message, hint, is_of_all=True)
     return Resume(int(manifest["step"]), path.absolute(), manifest)
+
+
+def _check_kind(which: str, found: bool | None, asked: bool) -> None:
+    """Raises if steps of a rehearsal would follow on steps of training, or these on those."""
+    if found is None or found == asked:
+        return
+    if asked:
+        message = f"{which} training: a rehearsal cannot go on from it"
+        hint = "name a checkpoint of `dflop rehearse`, or rehearse in another directory with `--out`"
+    else:
+        message = f"{which} a rehearsal, which has no weights: training cannot go on from it"
+        hint = "name a checkpoint of `dflop train`, or train in another directory with `--out`"
+    raise RankError(message, hint, is_of_all=True)
+
+
+def _holds_rehearsal(out: Path) -> bool | None:
+    """Whether the steps of a run are rehearsed; none where it has no step."""
+    try:
+        with (out / "metrics.jsonl").open(encoding="utf-8") as file:
+            return bool(json.loads(file.readline()).get("is_rehearsed", False))
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -29,10 +28,11 @@ from dflop.runtime.checkpoint import Saver
 from dflop.runtime.clock import Clock
 from dflop.runtime.evaluate import Evaluation, sample_losses
 from dflop.runtime.executor import Executor
-from dflop.runtime.failure import RankError, talking
+from dflop.runtime.failure import talking
 from dflop.runtime.guard import Guard
 from dflop.runtime.interrupt import Interrupt
 from dflop.runtime.journal import Journal
+from dflop.runtime.ledger import Ledger, Start
 from dflop.runtime.mesh import Mesh
 from dflop.runtime.messages import Messages
 from dflop.runtime.optim import Optimizer, undecayed
@@ -40,9 +40,6 @@ from dflop.runtime.options import Arm, Options
 from dflop.runtime.pack import Packer
 from dflop.runtime.peak import OPTIMIZER, PeakMeter
 from dflop.runtime.population import Population
-from dflop.runtime.progress import say
-from dflop.runtime.records import kept, restore
-from dflop.runtime.resume import Resume, find
 from dflop.runtime.schedules import Schedules, Taken
 from dflop.runtime.sharded import gradients_of, is_cut
 from dflop.runtime.spans import SpanRecorder
@@ -89,16 +86,7 @@ class Trainer:
             [] if limit is None else self._dataset.giants(limit),
             options.giant_steps_max,
         )
-        self._place = {
-            "data_profile": options.made_from["data_profile"],
-            "num_samples": len(self._dataset),
-            "seed": options.seed,
-            "global_batch_size": mesh.plan.global_batch_size,
-            "giant_llm_tokens": limit,
-            "giant_steps_max": None if limit is None else options.giant_steps_max,
-        }
-        self._resume = self._found()
-        self._first_step = 0 if self._resume is None else self._resume.step
+        self._start = Start.together(options, mesh, len(self._dataset))
         self._schedules = Schedules(mesh, options, self._batches)
         self._population = None if self._schedules.adaptation is None else Population(self._dataset)
         adapter = load_adapter(options.model_dir)
@@ -139,14 +127,10 @@ class Trainer:
         if self._log is not None:
             num_turns = len(self._log)
         slices = {name: part for piece in pieces.values() for name, part in slices_of(piece).items()}
-        self._saver = Saver(
-            mesh, options.out, options.checkpoint_keep, self._gradients.held, self._optimizer, slices
-        )
         self._journal: Journal | None = None
         self._writer: StepWriter | None = None
         if mesh.is_leader:
-            continues = self._resume is not None and self._resume.continues(options.out)
-            first_step = self._first_step if continues else None
+            first_step = self._start.journal_step
             trackers = Trackers(options.out, options.wandb_project, first_step)
             self._journal = Journal(options.out, num_turns, options.request_path, trackers, first_step)
             scheduler = self._schedules.scheduler
@@ -163,8 +147,16 @@ class Trainer:
                 self._schedules.adaptation,
                 self._population,
             )
-        if self._resume is not None:
-            self._load(self._resume)
+        self._ledger = Ledger(
+            options,
+            mesh,
+            self._start,
+            Saver(mesh, options.out, options.checkpoint_keep, self._gradients.held, self._optimizer, slices),
+            self._schedules,
+            self._guard,
+            self._population,
+            self._journal,
+        )
         self._clock = Clock()
         self.step: int | None = None
         """The step under way, for error messages."""
@@ -202,29 +194,15 @@ class Trainer:
 
     def say_interrupted(self) -> None:
         """Tells people, on the leader, that `run` was ended early, and what was saved."""
-        journal = self._journal
-        if journal is None:
-            return
-        if journal.has_begun:
-            words = f"after {journal.num_written} steps; metrics are in {self._options.out}"
-            if self._saver.last_step is not None:
-                words += f"\nhint: go on from step {self._saver.last_step} with `dflop train --resume auto`"
-        elif self._options.request_path is None:
-            words = "before the first step; nothing is written"
-        else:
-            # The command that started the ranks says this itself, here as for a signal before the ranks met.
-            return
-        sys.stderr.write(f"interrupted {words}\n")
-        sys.stderr.flush()
+        self._ledger.say_interrupted()
 
     def _run_turns(self) -> bool:
         turns = (
-            steps(self._options, self._schedules, self._batches, self._first_step)
+            steps(self._options, self._schedules, self._batches, self._start.step)
             if self._log is None
             else replayed(self._log)
         )
-        every = self._options.checkpoint_every
-        num_trained = self._first_step
+        num_trained = self._start.step
         coming = next(turns, None)
         if coming is not None:
             self._prefetch(coming)
@@ -234,16 +212,13 @@ class Trainer:
                 self._prefetch(coming)
             self._clock.lap("schedule")
             if not self._train(turn):
-                self._save(num_trained)
-                self._saver.finish()
+                self._ledger.end(num_trained)
                 return False
             num_trained = turn.step + 1
             self._evaluate(turn.step, is_last=coming is None)
-            if every is not None and num_trained % every == 0:
-                self._save(num_trained)
+            self._ledger.after(num_trained)
             self._clock.lap("checkpoint")
-        self._save(num_trained)
-        self._saver.finish()
+        self._ledger.end(num_trained)
         return True
 
     def _evaluate(self, step: int, *, is_last: bool) -> None:
@@ -261,55 +236,6 @@ class Trainer:
         if record is not None and self._journal is not None:
             self._journal.evaluation(record, self._options.arm)
         self._clock.lap("evaluation")
-
-    def _found(self) -> Resume | None:
-        """Where the run goes on, found by the leader; none: at the start. Every rank must call it; blocks."""
-        if self._options.resume is None:
-            return None
-        found: list[Resume | RankError | None] = [None]
-        if self._mesh.is_leader:
-            try:
-                found = [find(self._options.resume, self._options.out, self._place)]
-            except RankError as error:
-                found = [error]
-        with talking("find the checkpoint"):
-            dist.broadcast_object_list(found, src=0, group=self._mesh.control)
-        if isinstance(found[0], RankError):
-            raise found[0]
-        return found[0]
-
-    def _load(self, resume: Resume) -> None:
-        """Goes on from a checkpoint. Every rank must call it; blocks until all have read theirs."""
-        if resume.path is None:
-            say("no checkpoint yet: beginning anew")
-            return
-        say(f"going on from {resume.path}")
-        self._saver.load(resume.path)
-        self._guard.load(resume.manifest["guard"])
-        scheduler = self._schedules.scheduler
-        # Times that were measured under one plan say nothing about ranks of another plan.
-        if scheduler is not None and resume.manifest["made_from"] == self._options.made_from:
-            restore(resume.manifest, scheduler, self._schedules.adaptation, self._population)
-
-    def _save(self, num_trained: int) -> None:
-        """Saves a checkpoint, unless it exists. Every rank must call it between the same two steps."""
-        if num_trained == (self._saver.last_step or 0) or self._log is not None:
-            return
-        about: dict[str, Any] = {}
-        scheduler, journal = self._schedules.scheduler, self._journal
-        if scheduler is not None and journal is not None:
-            journal.sync()
-            about = {
-                "place": self._place,
-                "made_from": self._options.made_from,
-                "model": self._options.model,
-                "num_ranks": self._mesh.num_ranks,
-                "precision": self._options.dtype,
-                "learning_rates": self._options.rates.at(num_trained),
-                "guard": self._guard.state(),
-                **kept(scheduler, self._schedules.adaptation, self._population),
-            }
-        self._saver.save(num_trained, about)
 
     def _run_rounds(self) -> bool:
         arms, warmup = self._options.compare, self._options.warmup_pairs
@@ -356,11 +282,11 @@ class Trainer:
             turn,
             self._executor,
             lambda: self._interrupt.number,
-            save_failed=self._saver.has_failed,
+            save_failed=self._ledger.has_failed,
             lap=self._clock.lap,
         )
         if agreement.save_failed:
-            self._saver.finish()
+            self._ledger.finish()
         if ready is None:
             self.stop = agreement.stop
             return False

@@ -205,7 +205,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "arms": arguments.arms.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "replay": arguments.replay,
             "resume": arguments.resume,
-            "max_restarts": max_restarts(arguments, config),
+            "max_restarts": max_restarts(arguments.max_restarts, config, arguments.compare || arguments.replay.is_some()),
             "made_from": made_from,
             "warmup_pairs": arguments.warmup_pairs,
             "measure_memory_step": arguments.measure_memory_step,
@@ -217,12 +217,11 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     }))
 }
 
-/// How often ranks are started again in a row. A comparison and a replay leave no checkpoints to go on from.
-fn max_restarts(arguments: &args::Train, config: &config::Config) -> u32 {
+/// How often ranks are started again in a row. A comparison and a replay (`leaves_none`) leave no checkpoints to go on from.
+pub(super) fn max_restarts(asked: Option<u32>, config: &config::Config, leaves_none: bool) -> u32 {
     const DEFAULT: u32 = 3;
-    let is_other = arguments.compare || arguments.replay.is_some();
-    let has_checkpoints = config.checkpoint.every.is_some() && !is_other;
-    arguments.max_restarts.unwrap_or(if has_checkpoints { DEFAULT } else { 0 })
+    let has_checkpoints = config.checkpoint.every.is_some() && !leaves_none;
+    asked.unwrap_or(if has_checkpoints { DEFAULT } else { 0 })
 }
 
 /// The profile of the samples that are held out, where there are any; a warning where some of them are trained on.
@@ -294,7 +293,7 @@ fn check_cores(plan: &Plan, config: &config::Config, oversubscribe: bool) -> Res
 }
 
 /// Whether the run goes on with the run of `out`: `resume` is `auto`, or a checkpoint in there.
-fn continues(out: &Path, resume: Option<&Path>) -> Result<bool, Failure> {
+pub(super) fn continues(out: &Path, resume: Option<&Path>) -> Result<bool, Failure> {
     let Some(resume) = resume else { return Ok(false) };
     if resume == Path::new("auto") {
         return Ok(true);

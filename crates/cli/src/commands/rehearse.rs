@@ -1,6 +1,6 @@
 //! `dflop rehearse`: checked here, carried out by Python, as `dflop train`.
 
-use super::python::check_empty;
+use super::python::{check_empty, continues, max_restarts};
 use super::{Inputs, beside};
 use crate::args;
 use crate::{Failure, Outcome, Request};
@@ -24,7 +24,9 @@ pub(super) fn run(arguments: &args::Rehearse) -> Result<Outcome, Failure> {
     check_numbers(arguments, num_ranks)?;
     check_memory(num_ranks)?;
     let out = beside(config, arguments.out.as_ref(), "rehearsal");
-    check_empty(&out, arguments.force)?;
+    if !continues(&out, arguments.resume.as_deref())? {
+        check_empty(&out, arguments.force)?;
+    }
     // Giants that are refused, before any rank starts.
     inputs.batches(&plan)?;
     let made_from: MadeFrom = [
@@ -43,6 +45,8 @@ pub(super) fn run(arguments: &args::Rehearse) -> Result<Outcome, Failure> {
             "out": out,
             "steps": arguments.steps,
             "compare": false,
+            "resume": arguments.resume,
+            "max_restarts": max_restarts(arguments.max_restarts, config, false),
             "made_from": made_from,
             "num_ranks": num_ranks,
             "rehearsal": {
