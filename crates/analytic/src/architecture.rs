@@ -279,7 +279,10 @@ impl Architecture {
             let degree = u64::from(degree.unwrap_or(1)).max(1);
             for (what, count) in [("attention heads", num_heads), ("columns in its MLP", mlp_width)] {
                 if !count.is_multiple_of(degree) {
-                    return Err(AnalyticError::Undivided { component, what, count, degree });
+                    let divides =
+                        |one: &u64| num_heads.is_multiple_of(*one) && mlp_width.is_multiple_of(*one);
+                    let near = (1..degree.min(num_heads + 1)).rev().find(divides).unwrap_or(1);
+                    return Err(AnalyticError::Undivided { component, what, count, degree, near });
                 }
             }
         }
@@ -303,7 +306,8 @@ mod tests {
         assert_eq!(error(None, Some(8)).unwrap(), of_llm);
         let of_encoder = "the encoder has 16 attention heads, which tensor parallel degree 3 does not divide";
         assert_eq!(error(Some(3), Some(8)).unwrap(), of_encoder);
-        let of_mlp = "the encoder has 3420 columns in its MLP, which tensor parallel degree 8 does not divide";
+        let of_mlp =
+            "the encoder has 3420 columns in its MLP, which tensor parallel degree 8 does not divide";
         assert_eq!(error(Some(8), None).unwrap(), of_mlp);
     }
 }

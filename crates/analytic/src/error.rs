@@ -67,6 +67,8 @@ pub enum AnalyticError {
         count: u64,
         /// The degree.
         degree: u64,
+        /// The greatest smaller degree that divides heads and columns.
+        near: u64,
     },
     /// No module of that name.
     #[error("model has no module `{name}`, it has {known}")]
@@ -83,10 +85,9 @@ impl Hint for AnalyticError {
         match self {
             Self::UnknownModel { near, .. } => Some(format!("`dflop models` lists them, as {near}")),
             Self::UnknownHardware { .. } => Some("`dflop models` lists the table".to_owned()),
-            Self::Undivided { count, degree, .. } => {
-                let near = (1..*degree).rev().find(|one| count.is_multiple_of(*one)).unwrap_or(1);
-                Some(format!("take a degree that divides {count}, for example {near}"))
-            }
+            Self::Undivided { near, .. } => Some(format!(
+                "take a degree that divides attention heads and MLP: of the smaller ones the greatest is {near}"
+            )),
             Self::Config { .. } | Self::UnknownFamily { .. } => {
                 Some("measure it on a device: `dflop profile model` without `--estimate`".to_owned())
             }
