@@ -95,7 +95,7 @@ fn input<'a>(
         num_microbatches: None,
         giants: GiantRule::default(),
         bucket_tokens_max: None,
-        order: PipelineOrder::OneFOneB,
+        order: Some(PipelineOrder::OneFOneB),
         objective: Objective::Mean,
         num_steps: 0,
         num_sampled_batches: (2_048 / global_batch_size).clamp(2, 4),

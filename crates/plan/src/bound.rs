@@ -146,7 +146,7 @@ mod tests {
             let interleaved: Vec<_> = layouts.iter().copied().filter(chunked).map(|l| Layout { llm_interleave: 2, ..l }).collect();
             layouts.extend(interleaved);
             layouts.extend(Zero::ALL.map(|zero| Layout::colocated(ranks, zero)));
-            let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: Recomputation::NONE };
+            let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: Recomputation::NONE, order: PipelineOrder::OneFOneB };
             let settings = StepSettings {
                 layout: candidate.layout,
                 num_microbatches: m,

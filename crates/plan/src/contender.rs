@@ -13,7 +13,7 @@ use crate::rough::{BatchSizes, Rough, rough};
 use crate::space::Candidate;
 use dflop_cost::CostModel;
 use dflop_step::{StepScheduler, StepSettings};
-use dflop_types::{Component, PlanPrediction, RankedPlan, Recomputation, Rejection, SampleIndex};
+use dflop_types::{Component, Layout, PlanPrediction, RankedPlan, Recomputation, Rejection, SampleIndex};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -41,12 +41,18 @@ impl Contender {
 }
 
 impl Candidate {
+    /// A candidate of this layout that stands for all others of it, where only the layout matters.
+    pub(crate) fn probe(input: &SearchInput<'_>, layout: &Layout) -> Self {
+        let order = input.first_order();
+        Self { layout: *layout, num_microbatches: 1, recompute: Recomputation::NONE, order }
+    }
+
     /// The settings with which the scheduler runs this candidate.
     pub(crate) fn settings(&self, input: &SearchInput<'_>) -> StepSettings {
         StepSettings {
             layout: self.layout,
             num_microbatches: self.num_microbatches,
-            pipeline_order: input.order,
+            pipeline_order: self.order,
             memory_budget_bytes: input.memory_budget_bytes(),
         }
     }
@@ -96,7 +102,7 @@ impl Candidate {
         RankedPlan {
             layout: self.layout,
             num_microbatches: self.num_microbatches,
-            pipeline_order: input.order,
+            pipeline_order: self.order,
             recompute: self.recompute,
             is_eased: self.eases(input),
             prediction,
@@ -106,7 +112,12 @@ impl Candidate {
 
 impl From<&RankedPlan> for Candidate {
     fn from(plan: &RankedPlan) -> Self {
-        Self { layout: plan.layout, num_microbatches: plan.num_microbatches, recompute: plan.recompute }
+        Self {
+            layout: plan.layout,
+            num_microbatches: plan.num_microbatches,
+            recompute: plan.recompute,
+            order: plan.pipeline_order,
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use crate::outcome::{Outcome, StopReason};
 use crate::rivals::Rival;
 use dflop_types::number::{self, ms_alone, percent, times};
 use dflop_types::{
-    Layout, ModelProfile, Plan, RankedPlan, Rejection, SearchedSpace, WayPrediction, Zero, counted,
-    memory_size, thousands,
+    Layout, ModelProfile, PipelineOrder, Plan, RankedPlan, Rejection, SearchedSpace, WayPrediction, Zero,
+    counted, memory_size, thousands,
 };
 use std::fmt::Write as _;
 
@@ -23,6 +23,15 @@ fn degrees(plan: &RankedPlan) -> String {
         let _ = write!(text, ", {most}{} recomputation", plan.recompute);
     }
     text
+}
+
+/// The order of a pipeline's actions, where it is not 1F1B; nothing runs in an order on colocated ranks.
+fn order(plan: &RankedPlan) -> String {
+    match plan.pipeline_order {
+        PipelineOrder::OneFOneB => String::new(),
+        _ if plan.layout.is_colocated() => String::new(),
+        other => format!(", {other}"),
+    }
 }
 
 /// Whether three numbers describe the layout: a pipeline with one encoder stage and even cuts, of which nothing is sharded,
@@ -69,6 +78,10 @@ pub fn explain(outcome: &Outcome) -> String {
             others(&mut text, &outcome.ways, best);
             if !outcome.rivals.is_empty() {
                 versus(&mut text, &outcome.rivals, best);
+            } else if !outcome.ways.is_empty() {
+                text.push_str(
+                    "  `--compare` searches what people run today, each in the best of its own layouts\n",
+                );
             }
             if !runners_up.is_empty() {
                 table(&mut text, &outcome.ranked);
@@ -232,12 +245,14 @@ pub fn gain(ways: &[WayPrediction], best: &RankedPlan) -> String {
         .map_or_else(String::new, |ns| format!("; with `train.schedule: aware-ahead` {}", times(over(ns))));
     let verdict = if own > 1.0 { "gain" } else { "no gain" };
     let own = times(own);
-    format!("{verdict}: {own} over the best baseline that can run, {}{ahead}", baseline.way)
+    format!("{verdict}: {own} over the best baseline above that can run, {}{ahead}", baseline.way)
 }
 
 fn table(text: &mut String, ranked: &[RankedPlan]) {
     text.push_str("\nthe best and its runners-up\n");
-    if !ranked.iter().all(|plan| is_plain(&plan.layout) && plan.recompute.is_none()) {
+    let is_told =
+        |plan: &RankedPlan| is_plain(&plan.layout) && plan.recompute.is_none() && order(plan).is_empty();
+    if !ranked.iter().all(is_told) {
         return mixed_table(text, ranked);
     }
     let header = ["", "step ms", "+- ms", "idle", "encoder dp", "llm pp", "llm dp", "microbatches"];
@@ -278,7 +293,7 @@ fn mixed_table(text: &mut String, ranked: &[RankedPlan]) {
         let most = prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak);
         let at_most = if plan.layout.is_colocated() { "<= " } else { "" };
         vec![
-            degrees(plan),
+            format!("{}{}", degrees(plan), order(plan)),
             ms_alone(prediction.step_ns_mean),
             ms_alone(prediction.step_ns_half_width),
             percent(prediction.bubble_ratio),
@@ -361,8 +376,13 @@ fn reasons(text: &mut String, outcome: &Outcome) {
     if slower > 0 {
         others.push((slower, "slower than these on the sampled global batches".to_owned()));
     }
-    if let StopReason::Halted { num_left } = outcome.stop {
-        others.push((num_left, "not judged: the time limit struck".to_owned()));
+    if let StopReason::Halted { num_left, is_cut } = outcome.stop {
+        if num_left > 0 {
+            others.push((num_left, "not judged: the time limit struck".to_owned()));
+        }
+        if is_cut {
+            text.push_str("  the time limit struck before all layouts were looked at\n");
+        }
     }
     causes(text, others);
 }

@@ -6,7 +6,7 @@ use crate::objective::Objective;
 use crate::run_memory::RunMemory;
 use crate::space::Candidate;
 use dflop_types::{Placement, RankedPlan, Rejection};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The most plans that an outcome holds: the best and five runners-up.
 pub const NUM_RANKED: usize = 6;
@@ -63,12 +63,15 @@ impl Found {
         }
     }
 
-    /// Leaves out plans that may recompute more than another one of the same layout, and never do: where microbatches recompute only
-    /// as much as memory asks for, they are the same plan.
+    /// Leaves out plans that differ from a faster one in their order of actions alone. And plans that may recompute more than
+    /// another one of the same layout, and never do: where microbatches recompute only as much as memory asks for, they are the
+    /// same plan.
     fn drop_repeated(&mut self) {
         let is_same = |a: &RankedPlan, b: &RankedPlan| {
             (a.layout, a.num_microbatches, a.prediction) == (b.layout, b.num_microbatches, b.prediction)
         };
+        let mut seen = BTreeSet::new();
+        self.ranked.retain(|plan| seen.insert((plan.layout, plan.num_microbatches, plan.recompute)));
         let plans = self.ranked.clone();
         self.ranked.retain(|plan| {
             let repeats = |other: &RankedPlan| other.recompute < plan.recompute && is_same(other, plan);

@@ -33,8 +33,8 @@ pub struct SearchInput<'a> {
     pub giants: GiantRule,
     /// The most LLM tokens of a bucket (microbatch x LLM replica); `None`: no cap.
     pub bucket_tokens_max: Option<u64>,
-    /// Order of actions.
-    pub order: PipelineOrder,
+    /// Order of actions of pipelines; `None`: the search chooses.
+    pub order: Option<PipelineOrder>,
     /// Whether plans are ranked by their mean step or by their slow ones.
     pub objective: Objective,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
@@ -60,6 +60,11 @@ pub struct SearchInput<'a> {
 }
 
 impl SearchInput<'_> {
+    /// The order under which all pipelines are judged. Where none is asked for, the best are judged under others later.
+    pub(crate) fn first_order(&self) -> PipelineOrder {
+        self.order.unwrap_or(PipelineOrder::OneFOneB)
+    }
+
     pub(crate) fn memory_budget_bytes(&self) -> Option<u64> {
         self.model_profile.memory_budget_bytes(self.cluster.memory_budget_bytes)
     }

@@ -37,6 +37,7 @@ mod mend;
 mod models;
 mod objective;
 mod only;
+mod orders;
 mod outcome;
 mod rank_order;
 mod rival_modes;

@@ -20,6 +20,8 @@ pub enum StopReason {
     Halted {
         /// Candidates left unjudged.
         num_left: u64,
+        /// Whether there are layouts beyond these that nobody looked at.
+        is_cut: bool,
     },
 }
 

@@ -4,7 +4,7 @@ use crate::input::{SearchEffort, SearchInput};
 use crate::rough::BatchSizes;
 use crate::space::Candidate;
 use dflop_cost::{CostModel, Sharding};
-use dflop_types::{Component, Layout, RankOrder, Recomputation};
+use dflop_types::{Component, Layout, RankOrder};
 
 /// Microbatches of a replica for which the two rank orders are compared: the time of a message hardly decides.
 const TYPICAL_MICROBATCHES: u64 = 8;
@@ -47,8 +47,7 @@ pub(crate) fn spent_ns(tail_ns: u64, num_borders: u32, message_ns: u64) -> u64 {
 /// The longest end of the step, reduction and optimizer, of the first and the last rank of the LLM backbone and of the first
 /// of the encoder, in nanoseconds: of all ranks, these have the most parameters.
 fn longest_tail_ns(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> u64 {
-    let settings =
-        Candidate { layout: *layout, num_microbatches: 1, recompute: Recomputation::NONE }.settings(input);
+    let settings = Candidate::probe(input, layout).settings(input);
     let [encoder, llm] = [Component::Encoder, Component::Llm].map(|of| Sharding::of(layout, of));
     let stages = settings.rank_stages(model).unwrap_or_default();
     let of_llm = stages.first().into_iter().chain(stages.last());

@@ -91,6 +91,7 @@ pub(crate) fn rivals(
         input.global_batch_size,
         input.num_microbatches,
         &first_modes(models, &every),
+        input.first_order(),
         &every,
     );
     let rules = Rules { only: &every, ..Rules::of(input, models.plain()) };

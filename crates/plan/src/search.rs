@@ -11,10 +11,11 @@ use crate::input::{SearchEffort, SearchInput};
 use crate::mend::mends;
 use crate::models::Models;
 use crate::objective::Objective;
+use crate::orders::try_orders;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::rivals::{Rival, rivals};
 use crate::run_memory::{Held, Run};
-use crate::space::{Candidate, Rules, Space, colocated};
+use crate::space::{Candidate, Rules, colocated};
 use crate::wide::{colocated_groups, first_modes, recomputing, ways, wide};
 use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
@@ -63,7 +64,7 @@ fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanEr
     let model = models.plain();
     let batches = sampled_batches(input)?;
     let known = Known::new(input, &models, &batches);
-    let Candidates { contenders, rejections, left_out_ns, number: num_candidates } =
+    let Candidates { contenders, rejections, left_out_ns, number: mut num_candidates, is_cut } =
         candidates(input, &models, &known)?;
     let mut found = Found { objective: input.objective, rejections, ..Found::default() };
     let progress = |found: &Found| {
@@ -79,6 +80,7 @@ fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanEr
     if let Some((contender, ns)) = balanced {
         take_if_faster(input, &models, &contender, ns, &held, &mut found)?;
     }
+    num_candidates += try_orders(input, &models, &held, &mut found)?;
     // Some degrees were left out before anything was judged. Their least steps now tell which of them are certainly slower
     // than the plans kept.
     let cutoff_ns = found.cutoff_ns();
@@ -128,7 +130,7 @@ fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanEr
         rejections: group(rejections),
         objective: input.objective,
         p95_ns,
-        stop: if num_left > 0 { StopReason::Halted { num_left } } else { StopReason::Done },
+        stop: if num_left > 0 || is_cut { StopReason::Halted { num_left, is_cut } } else { StopReason::Done },
         num_candidates,
         num_judged,
         num_ranks,
@@ -152,29 +154,55 @@ struct Candidates {
     /// Degrees whose candidates were all left out, and candidates that recompute: the least step of each, in nanoseconds.
     left_out_ns: Vec<u64>,
     number: u64,
+    /// Whether the search was halted before it had all of them.
+    is_cut: bool,
 }
 
 /// All candidates, made in three rounds: colocated ones and plain pipelines; pipelines of other degrees; pipelines that
 /// recompute, and colocated ones whose components recompute different things. Each round looks at what the rounds before it found.
+///
+/// If the search is halted meanwhile, no further round is begun once there is a candidate that seems to fit.
 fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result<Candidates, PlanError> {
     let rules = Rules::of(input, models.plain());
     let of_layout = |layout: &Layout| {
-        let probe = Candidate { layout: *layout, num_microbatches: 1, recompute: input.only.first_modes() };
+        let probe = Candidate {
+            layout: *layout,
+            num_microbatches: 1,
+            recompute: input.only.first_modes(),
+            order: rules.order,
+        };
         ways(input, models.of(&probe), &known.of(&probe).sizes[0], layout)
     };
-    let Space { mut candidates, mut rejections } = rules.pipelines(rules.plain(), of_layout);
+    let mut rejections = Vec::new();
     let [num_ranks, ranks_per_node] = rules.ranks;
     let (size, own) = (rules.global_batch_size, rules.num_microbatches);
-    candidates.extend(colocated(
+    let mut candidates = colocated(
         num_ranks,
         ranks_per_node,
         size,
         own,
         &first_modes(models, &input.only),
+        rules.order,
         &input.only,
-    ));
+    );
     candidates.extend(colocated_groups(&rules, models));
     let mut all = contenders(input, models, known, &candidates, &mut rejections)?;
+    // They are few, and made in no time.
+    let is_cut = |all: &[Contender]| (input.halt)() && all.iter().any(|one| !one.rough.is_over);
+    let as_is = |all: Vec<Contender>, rejections: Vec<Rejection>| {
+        let number = (all.len() + rejections.len()) as u64;
+        Ok(Candidates { contenders: all, rejections, left_out_ns: Vec::new(), number, is_cut: true })
+    };
+    if is_cut(&all) {
+        return as_is(all, rejections);
+    }
+    let plain = rules.pipelines(rules.plain(), of_layout);
+    rejections.extend(plain.rejections);
+    all.extend(contenders(input, models, known, &plain.candidates, &mut rejections)?);
+    candidates.extend(plain.candidates);
+    if is_cut(&all) {
+        return as_is(all, rejections);
+    }
     let wide = wide(input, &rules, models, known, &all);
     rejections.extend(wide.space.rejections);
     all.extend(contenders(input, models, known, &wide.space.candidates, &mut rejections)?);
@@ -183,7 +211,7 @@ fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result
     all.extend(contenders(input, models, known, &more.space.candidates, &mut rejections)?);
     let left_out_ns = [wide.left_out_ns, more.left_out_ns].concat();
     let number = (all.len() + rejections.len() + left_out_ns.len()) as u64;
-    Ok(Candidates { contenders: all, rejections, left_out_ns, number })
+    Ok(Candidates { contenders: all, rejections, left_out_ns, number, is_cut: false })
 }
 
 /// The work bound: all predicted work of a global batch divided by the number of ranks, in nanoseconds, as a mean over the
@@ -229,7 +257,7 @@ fn judge_all(
 }
 
 /// Judges a contender on all batches, and its memory on those of the run. It joins `found`, or the answer is why it falls.
-fn judge_one(
+pub(crate) fn judge_one(
     input: &SearchInput<'_>,
     models: &Models,
     contender: &Contender,

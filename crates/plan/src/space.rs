@@ -5,7 +5,7 @@ use crate::input::SearchInput;
 use crate::only::Only;
 use dflop_cost::CostModel;
 use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
-use dflop_types::{Component, ComponentLayout, Layout, Recomputation, Rejection, Zero};
+use dflop_types::{Component, ComponentLayout, Layout, PipelineOrder, Recomputation, Rejection, Zero};
 use std::collections::BTreeSet;
 
 /// A plan being judged.
@@ -17,6 +17,8 @@ pub struct Candidate {
     pub num_microbatches: u32,
     /// What the layers of each component recompute.
     pub recompute: Recomputation,
+    /// Order of actions.
+    pub order: PipelineOrder,
 }
 
 /// Candidates, and which of them are ruled out by their numbers alone.
@@ -124,6 +126,7 @@ pub(crate) fn colocated(
     global_batch_size: u32,
     num_microbatches: Option<u32>,
     modes: &[Recomputation],
+    order: PipelineOrder,
     only: &Only,
 ) -> Vec<Candidate> {
     let has_nodes =
@@ -147,7 +150,7 @@ pub(crate) fn colocated(
         .into_iter()
         .filter(|layout| only.has_layout(layout))
         .flat_map(|layout| {
-            let of = move |recompute| Candidate { layout, num_microbatches: most, recompute };
+            let of = move |recompute| Candidate { layout, num_microbatches: most, recompute, order };
             modes.iter().copied().filter(|&mode| only.has_modes(mode)).map(of)
         })
         .collect()
@@ -166,6 +169,8 @@ pub(crate) struct Rules<'a> {
     pub(crate) global_batch_size: u32,
     /// The one number of microbatches to take, if given.
     pub(crate) num_microbatches: Option<u32>,
+    /// Order of actions of all candidates.
+    pub(crate) order: PipelineOrder,
     /// The candidates to which the search is restricted.
     pub(crate) only: &'a Only,
 }
@@ -179,6 +184,7 @@ impl<'a> Rules<'a> {
             is_tied: model.is_tied(),
             global_batch_size: input.global_batch_size,
             num_microbatches: input.num_microbatches,
+            order: input.first_order(),
             only: &input.only,
         }
     }
@@ -221,6 +227,7 @@ impl<'a> Rules<'a> {
                     layout,
                     num_microbatches,
                     recompute: self.only.first_modes(),
+                    order: self.order,
                 };
                 space.candidates.extend(counts.iter().map(of));
             }
@@ -272,7 +279,15 @@ mod tests {
         only: &str,
     ) -> Space {
         let only = only.parse().unwrap();
-        let rules = Rules { ranks, layers, is_tied, global_batch_size, num_microbatches, only: &only };
+        let rules = Rules {
+            ranks,
+            layers,
+            is_tied,
+            global_batch_size,
+            num_microbatches,
+            order: PipelineOrder::OneFOneB,
+            only: &only,
+        };
         rules.pipelines(rules.plain(), |layout| vec![*layout])
     }
 
@@ -370,7 +385,7 @@ mod tests {
     fn colocated_ranks_shard_over_all_of_them_or_over_a_node() {
         let of = |ranks, only: &str| {
             let modes = [Recompute::None, Recompute::Full].map(Recomputation::both);
-            colocated(ranks, 8, 256, None, &modes, &only.parse().unwrap())
+            colocated(ranks, 8, 256, None, &modes, PipelineOrder::OneFOneB, &only.parse().unwrap())
         };
         assert_eq!(of(64, "").len(), 2 * 5);
         // One node: nothing to copy. One rank: nothing to cut.

@@ -81,6 +81,9 @@ pub fn way_out(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<WayO
     if found.is_empty() && outcome.lacks_memory() {
         let Cluster { mut num_ranks, mut ranks_per_node, memory_budget_bytes } = input.cluster;
         for _ in 0..DOUBLINGS {
+            if (input.halt)() {
+                break;
+            }
             // A cluster of less than one node grows within it; the ranks of nodes beyond it are further apart.
             if num_ranks == ranks_per_node && num_ranks * 2 <= RANKS_OF_A_NODE {
                 ranks_per_node *= 2;

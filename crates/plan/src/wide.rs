@@ -65,7 +65,7 @@ pub(crate) fn wide(
         let mut left_out_ns = Vec::new();
         let space = rules.pipelines(layouts, |layout| {
             let recompute = rules.only.first_modes();
-            let probe = Candidate { layout: *layout, num_microbatches: 1, recompute };
+            let probe = Candidate { layout: *layout, num_microbatches: 1, recompute, order: rules.order };
             let (model, known) = (models.of(&probe), known.of(&probe));
             let least_ns = work_min_ns(model, layout, &known.works);
             if limit_ns.is_some_and(|limit| least_ns > limit) {
@@ -112,7 +112,7 @@ pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candid
             if !rules.only.has_layout(&layout) {
                 continue;
             }
-            let of = |&recompute| Candidate { layout, num_microbatches: most, recompute };
+            let of = |&recompute| Candidate { layout, num_microbatches: most, recompute, order: rules.order };
             candidates.extend(first.iter().map(of).filter(|candidate| models.has(candidate)));
         }
     }
@@ -286,7 +286,7 @@ fn shardings(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec
 /// Two numbers for each stage of a layout: the end of the step (reduction and optimizer) in nanoseconds, and the bytes that
 /// do not depend on samples.
 fn ends(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec<u64> {
-    let probe = Candidate { layout: *layout, num_microbatches: 1, recompute: Recomputation::NONE };
+    let probe = Candidate::probe(input, layout);
     let settings = probe.settings(input);
     let [encoder, llm] = [Component::Encoder, Component::Llm].map(|of| Sharding::of(layout, of));
     let mut values = Vec::new();

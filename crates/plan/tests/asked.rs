@@ -19,7 +19,7 @@ pub(crate) fn input<'a>(
         num_microbatches: None,
         giants: GiantRule::default(),
         bucket_tokens_max: None,
-        order: PipelineOrder::OneFOneB,
+        order: Some(PipelineOrder::OneFOneB),
         objective: Objective::Mean,
         trained: Trained::default(),
         num_steps: 0,

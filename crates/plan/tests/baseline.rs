@@ -202,7 +202,7 @@ fn a_plan_is_compared_on_the_batches_it_was_judged_on() {
     assert!(text.contains("the same global batches in other ways on the same ranks"), "{text}");
     let (best, ns) = WayPrediction::best_baseline(&plan.ways).unwrap();
     let ratio = format!(
-        "{} over the best baseline that can run, {}",
+        "{} over the best baseline above that can run, {}",
         number::times(ns as f64 / mean as f64),
         best.way
     );

@@ -101,7 +101,7 @@ fn the_explanation_of_a_plan() {
     );
     assert_eq!(outcome.hint(), None);
     insta::assert_snapshot!("feasible", explain(&outcome));
-    let cut_short = Outcome { stop: StopReason::Halted { num_left: 7 }, ..outcome };
+    let cut_short = Outcome { stop: StopReason::Halted { num_left: 7, is_cut: false }, ..outcome };
     assert!(explain(&cut_short).contains("         7  not judged: the time limit struck\n"));
 }
 

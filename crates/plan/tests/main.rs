@@ -9,6 +9,7 @@ mod explain;
 mod fewer_ranks;
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
+mod orders;
 mod properties;
 mod recompute;
 mod run_memory;

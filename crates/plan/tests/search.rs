@@ -39,7 +39,7 @@ fn agrees_with_brute_force() {
                 let settings = StepSettings {
                     layout,
                     num_microbatches,
-                    pipeline_order: input.order,
+                    pipeline_order: input.order.expect("one is asked for"),
                     memory_budget_bytes: None,
                 };
                 let model = CostModel::new(&model_profile).unwrap();
@@ -196,7 +196,7 @@ fn a_halted_search_gives_the_best_so_far() {
         let outcome =
             search(&SearchInput { effort, halt: &|| true, ..input(&shapes, &model_profile, 12) }).unwrap();
         assert!(!outcome.ranked.is_empty());
-        let StopReason::Halted { num_left } = outcome.stop else { panic!("{:?}", outcome.stop) };
+        let StopReason::Halted { num_left, .. } = outcome.stop else { panic!("{:?}", outcome.stop) };
         let fallen: u64 = outcome.rejections.iter().map(|r| r.count).sum();
         assert_eq!(fallen + outcome.num_judged + num_left, outcome.num_candidates);
         assert!(num_left > 10, "{num_left}");

@@ -208,7 +208,11 @@ impl Inputs {
                     text(train.num_microbatches.unwrap_or(best.num_microbatches)),
                     text(best.num_microbatches),
                 ),
-                ("train.pipeline_order", train.pipeline_order.clone(), best.pipeline_order.to_string()),
+                (
+                    "train.pipeline_order",
+                    self.config.pipeline_order().unwrap_or(best.pipeline_order).to_string(),
+                    best.pipeline_order.to_string(),
+                ),
                 ("train.recipe (what trains)", self.config.trained().to_string(), plan.trained.to_string()),
                 ("train.seed", train.seed.to_string(), plan.seed.to_string()),
             ],

@@ -13,8 +13,8 @@ use dflop_plan::{
     search, way_out,
 };
 use dflop_types::{
-    DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, Tower,
-    Trained, artifact, number, thousands,
+    DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, Plan, RankedPlan, Tower, Trained, artifact,
+    number, thousands,
 };
 use serde_json::{Map, Value, json};
 use std::time::Instant;
@@ -45,14 +45,15 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         giants: config.giants(),
         bucket_tokens_max: config.train.bucket_tokens_max,
         trained: config.trained(),
-        order: pipeline_order(&config.train.pipeline_order),
+        order: config.pipeline_order(),
         objective: arguments.objective.unwrap_or_else(|| config.objective()),
         num_steps: config.train.steps,
         num_sampled_batches: arguments
             .sampled_batches
             .unwrap_or_else(|| (SAMPLES / config.train.global_batch_size.max(1)).clamp(2, 8)),
         only: arguments.only.clone().unwrap_or_default(),
-        compares: arguments.compare,
+        // What is saved is saved against what people would run, not against other ways to run our layout.
+        compares: arguments.compare || arguments.samples.is_some(),
         effort: if arguments.exhaustive { SearchEffort::Whole } else { SearchEffort::Quick },
         halt: &|| arguments.time_limit.is_some_and(|seconds| start.elapsed().as_secs_f64() > seconds),
         seed: config.train.seed,
@@ -131,16 +132,6 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
 fn hint(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<String>, Failure> {
     let found = way_out(input, outcome)?;
     Ok(found.map(|way| way.hint(input, outcome)).or_else(|| outcome.hint()))
-}
-
-/// The order of a name that the configuration has checked.
-fn pipeline_order(name: &str) -> PipelineOrder {
-    match name {
-        "gpipe" => PipelineOrder::GPipe,
-        "zero-bubble" => PipelineOrder::ZeroBubble,
-        "data-aware" => PipelineOrder::DataAware,
-        _ => PipelineOrder::OneFOneB,
-    }
 }
 
 /// Says what the plan's data is not: all samples, text by the model's tokenizer, enough for a whole global batch.

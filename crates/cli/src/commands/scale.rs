@@ -29,7 +29,7 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
             giants: inputs.config.giants(),
             bucket_tokens_max: inputs.config.train.bucket_tokens_max,
             trained: plan.trained,
-            order: plan.best.pipeline_order,
+            order: Some(plan.best.pipeline_order),
             objective: inputs.config.objective(),
             num_steps: 0,
             num_sampled_batches: SAMPLED_BATCHES,

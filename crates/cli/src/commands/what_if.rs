@@ -8,8 +8,7 @@ use dflop_analytic::{HARDWARE, Hardware};
 use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_report::{Sweep, SweepLine};
 use dflop_types::{
-    DataProfile, LinkSpan, MadeFrom, ModelProfile, PipelineOrder, Recipe, SampleKind, SampleShape,
-    WayPrediction, artifact,
+    DataProfile, LinkSpan, MadeFrom, ModelProfile, Recipe, SampleKind, SampleShape, WayPrediction, artifact,
 };
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -303,7 +302,7 @@ fn planned(case: &Case, data: &DataProfile) -> Result<Outcome, Failure> {
         giants: config.giants(),
         bucket_tokens_max: config.train.bucket_tokens_max,
         trained: config.trained(),
-        order: PipelineOrder::OneFOneB,
+        order: config.pipeline_order(),
         objective: config.objective(),
         num_steps: 0,
         num_sampled_batches: sampled,

@@ -5,6 +5,9 @@ use dflop_step::{Arm, GiantPolicy};
 use dflop_types::Recipe;
 use serde::Serialize;
 
+/// The name of an order that the plan chooses.
+const AUTO: &str = "auto";
+
 /// `train:`
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrainSection {
@@ -68,7 +71,7 @@ pub struct TrainSection {
     pub workers: u32,
     /// Project of Weights & Biases that metrics are sent to; `null`: none.
     pub wandb_project: Option<String>,
-    /// `1f1b` or `gpipe`.
+    /// [`AUTO`], or the name of a [`dflop_types::PipelineOrder`].
     pub pipeline_order: String,
 }
 
@@ -111,8 +114,8 @@ pub(super) fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
         wandb_project: section.optional_text("wandb_project"),
         pipeline_order: section.choice(
             "pipeline_order",
-            &["1f1b", "gpipe", "zero-bubble", "data-aware"],
-            "1f1b",
+            &[AUTO, "1f1b", "gpipe", "zero-bubble", "data-aware"],
+            AUTO,
         ),
     };
     if train.giants == GiantPolicy::Defer.to_string() && train.giant_llm_tokens.is_none() {

@@ -1,13 +1,17 @@
 use super::*;
 use crate::rough::Rough;
-use dflop_types::{ComponentLayout, Layout, Recompute};
+use dflop_types::{ComponentLayout, Layout, PipelineOrder, Recompute};
 
 /// A pipeline with `pp` stages whose step is estimated to take so many milliseconds.
 fn contender(pp: u32, recompute: Recomputation, step_ms: u64, is_over: bool) -> Contender {
     let degrees = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
     let layout = Layout::disaggregated(degrees(1), degrees(pp));
     let rough = Rough { is_over, step_ns: step_ms * 1_000_000, at_mean_ns: 0, is_tight: true };
-    Contender { candidate: Candidate { layout, num_microbatches: 4, recompute }, rough, bounds_ns: vec![0] }
+    Contender {
+        candidate: Candidate { layout, num_microbatches: 4, recompute, order: PipelineOrder::OneFOneB },
+        rough,
+        bounds_ns: vec![0],
+    }
 }
 
 /// Qwen3-VL 235B on 256 H100: what was estimated to be fastest, 3.8 s without recomputation, took 9.1 s, and 36,000
