@@ -22,6 +22,7 @@ from conformance import (
 from demo_run import python
 from made_up import made_up_profile
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
 from tiny_families import OF_SOUND
 from transformers import Trainer
 
@@ -60,6 +61,7 @@ _TOKENS = {
     "qwen3_5": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_5_moe": ("<|image_pad|>", "<|video_pad|>"),
     "glm4v": ("<|image|>", "<|video|>"),
+    "glm4v_moe": ("<|image|>", "<|video|>"),
     "glm46v": ("<|image|>", "<|video|>"),
     "qwen2_audio": ("<|AUDIO|>",),
     "audioflamingo3": ("<sound>",),
@@ -140,6 +142,18 @@ def _mark(family, kind):
     return tokens[-1] if kind == "video" or len(tokens) == 1 else tokens[0]
 
 
+def correct_routers(model_dir):
+    """Gives correction biases of routers, which are drawn as zeros, values that decide where tokens go."""
+    path = model_dir / "model.safetensors"
+    tensors = load_file(path)
+    biases = sorted(name for name in tensors if name.endswith("e_score_correction_bias"))
+    for index, name in enumerate(biases):
+        draw = torch.Generator().manual_seed(index)
+        tensors[name] = torch.rand(tensors[name].shape, generator=draw, dtype=torch.float32) - 0.5
+    if biases:
+        save_file(tensors, path, metadata={"format": "pt"})
+
+
 class FamilyRun:
     """Data, a pretrained model and profiles of one family, in a folder."""
 
@@ -154,6 +168,7 @@ class FamilyRun:
         pretrained(self.adapter, folder / "saved", seed=77)
         for path in (folder / "saved").glob("*.safetensors*"):
             path.rename(model_dir / path.name)
+        correct_routers(model_dir)
         self.media = {}
         records = [self._record(turn, key) for turn in range(NUM_TURNS) for key in SETTINGS[name][3]]
         text = "".join(json.dumps(record) + "\n" for record in records)

@@ -21,6 +21,7 @@ from toy_run import write_colocated, write_plan
 
 import dflop.runtime.trainer  # noqa: F401
 from dflop._native.testing import load_config
+from dflop.models.parameters import kept_buffers
 from dflop.runtime.export import export
 
 BATCH, MICROBATCHES = 5, 3
@@ -55,6 +56,7 @@ IN_SUITE = [
     ("qwen3_5_moe", "full", (2, 0), "none"),
     ("glm4v", "projector", (2, 1, 2), "selective"),
     ("glm46v", "lora", (2, 3), "none"),
+    ("glm4v_moe", "full", (2, 1, 2), "full"),
     ("gemma3", "full", (2, 1, 2), "selective"),
     ("gemma3", "lora", (2, 3), "full"),
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
@@ -159,3 +161,10 @@ def test_an_export_is_that_of_a_plain_loop(name, recipe, layout, recompute, tmp_
             grain = torch.finfo(torch.float32).eps * float(wanted[is_told].norm())
             assert error <= max(TOLERANCE * CONDITION.get(name, 1) * way, grain), key
     assert num_told > 0.9 * num_trained > 0
+    # What no gradient reaches is as it was, and decided where tokens went.
+    of_loop = kept_buffers(loop.model)
+    buffers = {key.replace(".base_layer", ""): value for key, value in of_loop.items()}
+    assert buffers.keys() == kept_buffers(exported).keys()
+    for key, value in kept_buffers(exported).items():
+        assert torch.equal(value, buffers[key]), key
+        assert value.any(), key

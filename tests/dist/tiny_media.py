@@ -171,7 +171,7 @@ STEPS["qwen3_5"] = STEPS["qwen3_5_moe"] = STEPS["qwen2_vl"] = STEPS["qwen2_5_vl"
     [[], [], [], []],
 ]
 # GLM's model takes images or videos in one call.
-STEPS["glm4v"] = STEPS["glm46v"] = [
+STEPS["glm4v"] = STEPS["glm4v_moe"] = STEPS["glm46v"] = [
     [
         [("image", 1, 16, 12), ("image", 1, 4, 4)],
         [],

@@ -87,6 +87,18 @@ GLM_TEXT = {
         "mrope_section": [1, 1, 0],
     },
 }
+GLM_MOE_TEXT = {
+    **VL_TEXT,
+    "model_type": "glm4v_moe_text",
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_group": 3,
+    "topk_group": 2,
+    "rope_parameters": GLM_TEXT["rope_parameters"],
+}
 # The third of its layers sees all tokens before; the others see 20.
 GEMMA_TEXT = {
     **VL_TEXT,
@@ -230,6 +242,25 @@ CONFIGS = {
         "tie_word_embeddings": False,
     },
     "glm4v": {"model_type": "glm4v", "vision_config": GLM_VISION, "text_config": GLM_TEXT},
+    "glm4v_moe": {
+        "model_type": "glm4v_moe",
+        "vision_config": GLM_VISION,
+        "text_config": GLM_MOE_TEXT,
+        # transformers' own model asks the whole configuration for it.
+        "initializer_range": 0.02,
+    },
+    "glm4v_moe biases": {
+        "model_type": "glm4v_moe",
+        "vision_config": {**GLM_VISION, "attention_bias": True},
+        "text_config": {
+            **GLM_MOE_TEXT,
+            "attention_bias": False,
+            "first_k_dense_replace": 2,
+            "head_dim": 12,
+            "rope_parameters": {**GLM_TEXT["rope_parameters"], "mrope_section": [1, 1, 1]},
+        },
+        "initializer_range": 0.02,
+    },
     "glm46v": {
         "model_type": "glm46v",
         "vision_config": {**GLM_VISION, "attention_bias": True},

@@ -38,6 +38,40 @@ REAL = {
         },
         "tie_word_embeddings": False,
     },
+    # zai-org/GLM-4.5V.
+    "glm4v_moe": {
+        "vision_config": {
+            "depth": 24,
+            "hidden_size": 1536,
+            "out_hidden_size": 4096,
+            "num_heads": 12,
+            "intermediate_size": 10944,
+            "image_size": 336,
+        },
+        "text_config": {
+            "model_type": "glm4v_moe_text",
+            "hidden_size": 4096,
+            "intermediate_size": 10944,
+            "num_hidden_layers": 46,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "vocab_size": 151552,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [8, 12, 12],
+            },
+        },
+        "tie_word_embeddings": False,
+    },
     # OpenGVLab/InternVL2_5-8B in Hugging Face's form: InternViT-300M and InternLM2.5-7B, which is a Llama.
     "internvl": {
         "vision_config": {

@@ -234,7 +234,7 @@ def has_windows(name):
 
 def llm_layer(name, tokens=14, copies=2, is_other=False):
     backbone = backbone_of(build(name))
-    has_others = has_linear_attention(name) or has_windows(name)
+    has_others = has_linear_attention(name) or has_windows(name) or "glm4v_moe" in name
     layer = backbone.layers[-1 if has_others and not is_other else 0]
     hidden = torch.randn(copies, tokens, 48)
     positions = torch.arange(tokens).expand(copies, -1)
@@ -271,12 +271,14 @@ MODULES = {
     # Two chunks of the recurrence, the second of which is not full.
     "llm_linear_layer": functools.partial(llm_layer, tokens=100, is_other=True),
     "llm_sliding_layer": functools.partial(llm_layer, is_other=True),
+    "llm_dense_layer": functools.partial(llm_layer, is_other=True),
     "llm_head": llm_head,
 }
 SOME = {
     "encoder_window_layer": lambda name: name == "qwen2_5_vl",
     "llm_linear_layer": has_linear_attention,
     "llm_sliding_layer": has_windows,
+    "llm_dense_layer": lambda name: "glm4v_moe" in name,
 }
 """Modules that only some families have."""
 CASES = [(name, module) for name in CONFIGS for module in MODULES if module not in SOME or SOME[module](name)]
@@ -351,7 +353,7 @@ def test_the_whole_has_the_parameters_of_the_model(name):
     layers = len(encoder_layers(name, encoder_tower(model))) - (name in WITH_CLIP)
     windows = counted.get("encoder_window_layer", (0, 0))[0]
     assert counted["encoder_layer"][0] + windows == layers
-    others = sum(counted.get(f"llm_{kind}_layer", (0, 0))[0] for kind in ("linear", "sliding"))
+    others = sum(counted.get(f"llm_{kind}_layer", (0, 0))[0] for kind in ("linear", "sliding", "dense"))
     assert counted["llm_layer"][0] + others == len(backbone_of(model).layers)
 
 
@@ -415,7 +417,10 @@ def kept_besides(name, ran, dtype):
         # One more than the weight of each of six norms, whatever the number of tokens.
         return 4 * (4 * text["hidden_size"] + 2 * text["head_dim"])
     if name.startswith("glm"):
-        return ran.leaf.numel() * dtype.itemsize
+        queries = text["num_attention_heads"] * text.get("head_dim", 8)
+        # The router's matrix is copied to float32, whatever the number of tokens.
+        router = text.get("n_routed_experts", 0) * text["hidden_size"] * 4 if dtype != torch.float32 else 0
+        return sum(ran.segments) * queries * dtype.itemsize + router
     if not has_linear_attention(name):
         return 0
     queries = text["num_attention_heads"] * text["head_dim"]

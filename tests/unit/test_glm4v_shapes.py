@@ -1,4 +1,4 @@
-"""The shape rule of GLM-4.1V and GLM-4.6V equals Hugging Face's processors, integer for integer and letter for letter."""
+"""The shape rule of GLM-4.1V, GLM-4.5V and GLM-4.6V equals Hugging Face's processors, integer for integer and letter for letter."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from tokenizers.models import BPE
 from transformers import (
     Glm4vConfig,
     Glm4vImageProcessorPil,
+    Glm4vMoeConfig,
     Glm4vProcessor,
     Glm4vVideoProcessor,
     Glm46VConfig,
@@ -39,6 +40,7 @@ EXTREMES = [
 EXTREMES += [(28, 28), (42, 42), (70, 98), (27, 27), (29, 27), (28, 5600), (28, 5601), (65_535, 65_535)]
 CLASSES = {
     "glm4v": (Glm4vConfig, Glm4vProcessor, Glm4vImageProcessorPil, Glm4vVideoProcessor),
+    "glm4v_moe": (Glm4vMoeConfig, Glm4vProcessor, Glm4vImageProcessorPil, Glm4vVideoProcessor),
     "glm46v": (Glm46VConfig, Glm46VProcessor, Glm46VImageProcessorPil, Glm46VVideoProcessor),
 }
 SIZE_OF_HUB = {"size": {"shortest_edge": 12_544, "longest_edge": 9_633_792}}

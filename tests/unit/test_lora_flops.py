@@ -15,7 +15,7 @@ from dflop.models.adapters import add_adapters, is_adapter
 from dflop.profiling.families.lora import add_adapters as add_measured
 
 RANK = 3
-LAYERS = ("llm_layer", "llm_linear_layer", "llm_sliding_layer")
+LAYERS = ("llm_layer", "llm_linear_layer", "llm_sliding_layer", "llm_dense_layer")
 FAMILIES = [name for name in CONFIGS if " " not in name]
 
 

@@ -37,10 +37,10 @@ from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
-QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm46v")
-"""Families whose pictures are patches, with M-RoPE."""
 ONE_GATE = ("glm4v", "glm46v")
 """Families whose MLP has one map for gate and up."""
+QWEN_VL = tuple(name for name in TINY if name.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3", "glm")))
+"""Families whose pictures are patches, with M-RoPE."""
 # (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
 PICTURES = [(1, 10, 6), (2, 4, 12)]
 
@@ -275,7 +275,8 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
     with torch.device("meta"):
         whole = hugging_face_model(directory)
     found = sum(parameter.numel() for parameter in whole.parameters())
-    assert num_parameters(pieces) == found
+    # A layer with an MLP counts as one with six experts, a shared one and a router.
+    assert num_parameters(pieces) == found + (7 * 3 * 32 + 6 - 3 * 96) * 48 * (name == "glm4v_moe")
 
 
 @pytest.mark.parametrize(
@@ -286,6 +287,8 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         # Embedding and head each hold the matrix that they share.
         ("gemma3", 4_300_079_472 + 262_208 * 2_560),
         ("glm4v", 10_292_777_472),
+        # Without its correction biases; a layer without experts counts as one with them.
+        ("glm4v_moe", 107_710_933_120 - 45 * 128 + (129 * 3 * 1_408 + 128 - 3 * 10_944) * 4_096),
         ("qwen2_vl", 8_291_375_616),
         ("qwen2_5_vl", 8_292_166_656),
         ("qwen3_vl", 8_767_123_696),
@@ -304,6 +307,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     layers = {
         "internvl": 24,
         "glm4v": 24,
+        "glm4v_moe": 24,
         "smolvlm": 27,
         "gemma3": 27,
         "qwen2_5_vl": 4,
@@ -313,6 +317,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     windows = {"encoder_window_layer": 28} if name == "qwen2_5_vl" else {}
     backbone = {
         "glm4v": 40,
+        "glm4v_moe": 46,
         "smolvlm": 24,
         "gemma3": 34,
         "qwen2_vl": 28,
@@ -382,6 +387,8 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
         if name.startswith("qwen3_5"):
             # Linear attention has five maps instead of four. What all tokens read beside experts has four.
             maps += 2 + (3 * 4 if name in WITH_EXPERTS else 0)
+        # Three of the expert that all tokens read.
+        maps += 9 * (name == "glm4v_moe")
         assert len(adapters) == (2 * maps if part == "llm_layer" else 0)
     base, with_adapters = pieces["llm_layer"].build(WHOLE), pieces["llm_layer"].build(lora)
     # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96; gate and up in one: 48 + 192.
@@ -392,6 +399,7 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
         added = 3 * (144 + 2 * 72 + 96 + 2 * (104 + 72 + 2 * 52 + 72))
         # The shared expert and its gate.
         added += 3 * 3 * (3 * (48 + 40) + 49 if name in WITH_EXPERTS else 3 * 144)
+    added += 3 * 3 * 3 * (48 + 32) * (name == "glm4v_moe")
     assert sum(p.numel() for p in with_adapters.parameters()) == added + sum(
         p.numel() for p in base.parameters()
     )

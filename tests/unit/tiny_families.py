@@ -81,6 +81,25 @@ _GLM = {
     },
     "tie_word_embeddings": False,
 }
+_GLM_MOE = {
+    "vision_config": _GLM["vision_config"],
+    "text_config": {
+        **_GLM["text_config"],
+        "model_type": "glm4v_moe_text",
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        # Three groups, of which a token reads two.
+        "n_group": 3,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+    },
+    # transformers' own model asks the whole configuration for it.
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+}
 # A picture has more features than the window has tokens, so both ways of it reach beyond the window.
 _GEMMA = {
     "vision_config": {
@@ -106,6 +125,7 @@ _GEMMA = {
 TINY = {
     "gemma3": _GEMMA,
     "glm4v": _GLM,
+    "glm4v_moe": _GLM_MOE,
     "glm46v": {**_GLM, "vision_config": {**_GLM["vision_config"], "attention_bias": True, "depth": 2}},
     "internvl": {
         "vision_config": _INTERNVIT,
@@ -280,7 +300,7 @@ TINY = {
 CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50}
 """How much larger rounding is where weights differ by it already: linear attention takes the exponent of sums of
 decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone."""
-WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe")
+WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
 """Those whose backbone has experts."""
 OF_SOUND = ("qwen2_audio", "audioflamingo3")
 """Those that read sound alone."""

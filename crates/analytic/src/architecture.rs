@@ -8,8 +8,11 @@ pub const LINEAR_LAYER: &str = "llm_linear_layer";
 /// A layer whose attention stays within a window, where other layers have attention over all tokens before. A model profile
 /// has the mean of both as its `llm_layer`.
 pub const SLIDING_LAYER: &str = "llm_sliding_layer";
+/// A layer without experts, one of the first, where the other layers have them. In a model profile each counts as one
+/// `llm_layer` more: their mean would be too little for every stage but that of these layers.
+pub const DENSE_LAYER: &str = "llm_dense_layer";
 /// All kinds of layers of the backbone.
-pub(super) const LLM_LAYERS: [&str; 3] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER];
+pub(super) const LLM_LAYERS: [&str; 4] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER, DENSE_LAYER];
 
 /// How a norm is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,8 +155,23 @@ pub struct Experts {
     pub per_token: u64,
     /// Inner width of one, a gated MLP.
     pub width: u64,
-    /// Inner width of the shared expert, which every token reads and whose result is multiplied by a gate; 0: there is none.
+    /// Inner width of the shared expert, which every token reads; 0: there is none.
     pub shared_width: u64,
+    /// Whether what the shared expert gives is multiplied by a gate.
+    pub has_shared_gate: bool,
+    /// How experts are chosen.
+    pub router: Router,
+    /// The first layers of the backbone, which have the MLP and no experts.
+    pub num_dense_layers: u64,
+}
+
+/// How a layer chooses the experts of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Router {
+    /// By a softmax over all of them.
+    Softmax,
+    /// By a sigmoid of each, with a bias that no gradient reaches; from a copy of the token in float32.
+    Sigmoid,
 }
 
 /// Layers of the backbone whose attention is linear: a recurrence along the tokens (gated delta rule) behind a short
@@ -189,7 +207,11 @@ impl Llm {
         match self.experts {
             None => 0,
             Some(experts) => {
-                self.num_layers * (experts.count - experts.per_token) * 3 * self.width * experts.width
+                (self.num_layers - experts.num_dense_layers)
+                    * (experts.count - experts.per_token)
+                    * 3
+                    * self.width
+                    * experts.width
             }
         }
     }
@@ -212,7 +234,7 @@ pub struct Llm {
     pub head_size: u64,
     /// Inner width of the MLP.
     pub mlp_width: u64,
-    /// What all its layers have in place of the MLP; `None`: the MLP.
+    /// What its layers have in place of the MLP, all but the first [`Experts::num_dense_layers`]; `None`: the MLP.
     pub experts: Option<Experts>,
     /// Rows of the embedding and of the head.
     pub vocabulary: u64,

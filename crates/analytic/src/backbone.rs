@@ -1,6 +1,8 @@
 //! The modules of the LLM backbone as steps.
 
-use crate::architecture::{Experts, LINEAR_LAYER, Llm, MlpKind, NormKind, SLIDING_LAYER};
+use crate::architecture::{
+    DENSE_LAYER, Experts, LINEAR_LAYER, Llm, MlpKind, NormKind, Router, SLIDING_LAYER,
+};
 use crate::delta_rule::{Convolution, DeltaRule};
 use crate::modules::{Module, cut_pass, each, matrix, mlp, pass, residual, rotation};
 use crate::operations::{Attention, Cut, Kind, Operation, Product, Rows};
@@ -30,10 +32,14 @@ impl Llm {
         self.module("llm_embedding", 1, kinds)
     }
 
-    /// A layer with full attention; the backbone may have others ([`Llm::linear_layer`], [`Llm::sliding_layer`]).
+    /// A layer with full attention; the backbone may have others ([`Llm::linear_layer`], [`Llm::sliding_layer`],
+    /// [`Llm::dense_layer`]).
     pub(super) fn layer(&self) -> Module {
-        let others =
-            [self.linear.map(|linear| linear.num_layers), self.sliding.map(|sliding| sliding.num_layers)];
+        let others = [
+            self.linear.map(|linear| linear.num_layers),
+            self.sliding.map(|sliding| sliding.num_layers),
+            self.experts.map(|experts| experts.num_dense_layers),
+        ];
         let num_others: u64 = others.into_iter().flatten().sum();
         self.layer_with_attention("llm_layer", self.num_layers - num_others, None)
     }
@@ -42,6 +48,13 @@ impl Llm {
     pub(super) fn sliding_layer(&self) -> Option<Module> {
         let sliding = self.sliding?;
         Some(self.layer_with_attention(SLIDING_LAYER, sliding.num_layers, Some(sliding.window)))
+    }
+
+    /// A layer without experts; `None` where none or all layers have no experts.
+    pub(super) fn dense_layer(&self) -> Option<Module> {
+        let count = self.experts?.num_dense_layers;
+        let dense = Self { experts: None, ..*self };
+        (count > 0).then(|| dense.layer_with_attention(DENSE_LAYER, count, None))
     }
 
     fn layer_with_attention(&self, name: &'static str, count: u64, window: Option<u64>) -> Module {
@@ -180,13 +193,27 @@ impl Experts {
             };
         let joint = |inputs, outputs, num_experts| joint_of(inputs, outputs, num_experts, true);
         let of_copies = |kind| Operation { rows: copies, kind };
-        let mut operations = self.shared(width);
+        let is_sigmoid = self.router == Router::Sigmoid;
+        // A float32 value is two moves, as those are counted from bfloat16.
+        let one = u64::from(is_sigmoid);
+        // With a gate it is run before the others, without one after them: then its last product is not computed again.
+        let shared = self.shared(width);
+        let (mut operations, last) =
+            if self.has_shared_gate { (shared, Vec::new()) } else { (Vec::new(), shared) };
         operations.extend([
-            // What it reads is kept once, here or by the expert that all rows read.
-            Operation { rows: Rows::EACH, kind: joint_of(width, self.count, 1, self.shared_width == 0) },
+            // What it reads is kept once, here or by the expert that all rows read; a copy in float32 with the routing.
             Operation {
                 rows: Rows::EACH,
-                kind: Kind::Routing { num_experts: self.count, num_chosen: self.per_token },
+                kind: joint_of(width, self.count, 1, self.shared_width == 0 && !is_sigmoid),
+            },
+            Operation {
+                rows: Rows::EACH,
+                kind: Kind::Routing {
+                    num_experts: self.count,
+                    num_chosen: self.per_token,
+                    copied_width: if is_sigmoid { width } else { 0 },
+                    is_frozen: false,
+                },
             },
             // Rows to their experts.
             of_copies(pass(width, 2, 3, 0, 1, 5)),
@@ -194,20 +221,25 @@ impl Experts {
             // As of a gated MLP, whose two first products are one here: their gradients are put side by side.
             of_copies(pass(self.width, 5, 13, 3, 2, 4)),
             of_copies(joint(self.width, width, self.count)),
-            // Times the expert's share, back to the order of tokens, their sum.
-            of_copies(pass(width, 2, 6, 1, 1, 3)),
-            of_copies(pass(width, 2, 3, 0, 3, 5)),
-            of_copies(pass(width, 1, 0, 0, 1, 0)),
+            // Times the expert's share, back to the order of tokens, their sum: in float32 where the share is.
+            of_copies(pass(width, 2 + one, 6 + 2 * one, 1, 1, 3)),
+            of_copies(pass(width, 2 + 2 * one, 3 + 3 * one, 0, 3, 5)),
+            of_copies(pass(width, 1 + one, 0, 0, 1, 0)),
         ]);
+        operations.extend(last);
         operations
     }
 
-    /// The expert that every token reads, its gate, and the sum with what the others give.
+    /// The expert that every token reads, its gate where it has one, and the sum with what the others give.
     fn shared(self, width: u64) -> Vec<Operation> {
         if self.shared_width == 0 {
             return Vec::new();
         }
         let mut kinds = mlp(MlpKind::Gated, width, self.shared_width, false, 1);
+        if !self.has_shared_gate {
+            kinds.push(residual(width));
+            return each(kinds);
+        }
         kinds.extend([
             matrix(width, 1, 0, false, Cut::Whole),
             pass(1, 2, 3, 1, 1, 1),

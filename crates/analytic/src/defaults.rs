@@ -244,6 +244,19 @@ pub(super) const GLM4V_TEXT: &[(&str, u64)] = &[
     ("num_attention_heads", 32),
     ("num_key_value_heads", 2),
 ];
+/// `Glm4vMoeTextConfig` (`models/glm4v_moe/configuration_glm4v_moe.py`); an absent `head_dim` is the width over the heads.
+pub(super) const GLM4V_MOE_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 151_424),
+    ("hidden_size", 4_096),
+    ("intermediate_size", 10_944),
+    ("num_hidden_layers", 46),
+    ("num_attention_heads", 96),
+    ("num_key_value_heads", 8),
+    ("moe_intermediate_size", 1_408),
+    ("num_experts_per_tok", 8),
+    ("n_routed_experts", 128),
+    ("n_shared_experts", 1),
+];
 /// `Gemma3TextConfig` (`models/gemma3/configuration_gemma3.py`).
 pub(super) const GEMMA3_TEXT: &[(&str, u64)] = &[
     ("vocab_size", 262_208),

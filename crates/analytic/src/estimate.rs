@@ -1,6 +1,6 @@
 //! A whole model profile that nobody measured: its modules timed by the roofline, its links from the table of hardware.
 
-use crate::architecture::{Architecture, LINEAR_LAYER, SLIDING_LAYER};
+use crate::architecture::{Architecture, DENSE_LAYER, LINEAR_LAYER, SLIDING_LAYER};
 use crate::error::AnalyticError;
 use crate::gpt::Gpt;
 use crate::hardware::Hardware;
@@ -53,6 +53,8 @@ pub fn estimate(
     // Nor are two encoders, as one plan of cuts holds for all layers of an encoder.
     let is_whole = |module: &Module| match module.name {
         "llm_layer" => architecture.llm.linear.is_some(),
+        // Counted as layers with experts, which are not cut.
+        DENSE_LAYER => true,
         name => architecture.sound.is_some() && ModelProfile::is_of_encoder(name),
     };
     let cut = |degree: u32| {
@@ -147,6 +149,12 @@ impl Parts<'_> {
                 {
                     *full = mean_layer(full, &other);
                 }
+            }
+            // The first layers without experts count as layers with them: the mean would be too little for every stage but theirs.
+            if let Some(dense) = found.remove(DENSE_LAYER)
+                && let Some(full) = found.get_mut("llm_layer")
+            {
+                full.count += dense.count;
             }
             found
         };

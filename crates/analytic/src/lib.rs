@@ -32,8 +32,8 @@ mod utilization;
 mod work;
 
 pub use architecture::{
-    Architecture, Encoder, LINEAR_LAYER, LinearAttention, Llm, MlpKind, NormKind, Patches, Projector,
-    SLIDING_LAYER, SlidingAttention,
+    Architecture, DENSE_LAYER, Encoder, LINEAR_LAYER, LinearAttention, Llm, MlpKind, NormKind, Patches,
+    Projector, Router, SLIDING_LAYER, SlidingAttention,
 };
 pub use catalogue::{CatalogueModel, catalogue, catalogue_model};
 pub use error::AnalyticError;

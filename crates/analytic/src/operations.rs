@@ -110,13 +110,17 @@ pub enum Kind {
     DeltaRule(DeltaRule),
     /// Work on each value alone.
     Pass(Pass),
-    /// Which experts a row goes to, by its logits over all of them: a softmax, the largest, their shares, and the order of all
-    /// (row, expert) by expert.
+    /// Which experts a row goes to, by its logits over all of them: a softmax or sigmoids, the largest, their shares, and the order
+    /// of all (row, expert) by expert.
     Routing {
         /// Experts there are.
         num_experts: u64,
         /// Experts of a row.
         num_chosen: u64,
+        /// Values of a row that are copied to float32 for the router; 0: it reads the row as it is, and takes a softmax.
+        copied_width: u64,
+        /// Whether the router is frozen: then the copies are not kept.
+        is_frozen: bool,
     },
     /// Reads rows of a table with these numbers of rows and columns, and puts features in the place of some.
     Lookup {
@@ -229,7 +233,7 @@ impl Operation {
             Kind::Reduce { .. } => Work::default(),
             Kind::Norm(kind, width) => norm_pass(kind, width).work(rows, phase, size),
             Kind::Pass(pass) => pass.work(rows, phase, size),
-            Kind::Routing { num_experts, num_chosen } => {
+            Kind::Routing { num_experts, num_chosen, copied_width, .. } => {
                 // Float32 values of all experts, ids of 8 bytes of the chosen: as transformers 5.23 writes it
                 // (`grouped_mm_experts_forward`), kernel by kernel.
                 let (of_each, of_chosen, kernels) = match phase {
@@ -237,7 +241,8 @@ impl Operation {
                     Phase::Input => (16 + size, 100, 15),
                     Phase::Weight => (0, 0, 0),
                 };
-                let bytes = num_experts * of_each + num_chosen * of_chosen;
+                let copied = if phase == Phase::Weight { 0 } else { copied_width * (size + 4) };
+                let bytes = num_experts * of_each + num_chosen * of_chosen + copied;
                 Work { flops: 0, bytes: u128::from(rows * bytes), kernels }
             }
             Kind::Lookup { rows: table, width } => {
@@ -303,8 +308,12 @@ impl Operation {
             // Queries, keys, values, the logarithm of each row's sum; the result is kept by the product that reads it.
             Kind::Attention(attention) => attention.qkv_width() * size + 4 * attention.num_heads,
             // In float32 what the softmax gave, its largest and their sum; their shares in the dtype, sorted by expert.
-            Kind::Routing { num_experts, num_chosen } => {
+            Kind::Routing { num_experts, num_chosen, copied_width: 0, .. } => {
                 4 * (num_experts + num_chosen + 1) + num_chosen * size
+            }
+            // Of sigmoids all is in float32; a row that is in float32 is not copied.
+            Kind::Routing { num_experts, num_chosen, copied_width, is_frozen } => {
+                4 * (num_experts + 2 * num_chosen + 1 + if size < 4 && !is_frozen { copied_width } else { 0 })
             }
             // Queries, keys and values; the scores that the second product reads are a pass's.
             Kind::Scores(attention) => attention.qkv_width() * size,
@@ -355,7 +364,9 @@ impl Operation {
                 let gradient = if p.is_frozen { 0 } else { p.num_experts * p.inputs * p.outputs };
                 (rows * (p.inputs + p.outputs) + gradient) * size
             }
-            Kind::Routing { num_experts, num_chosen } => rows * (4 * num_experts + 32 * num_chosen),
+            Kind::Routing { num_experts, num_chosen, copied_width, .. } => {
+                rows * (4 * (num_experts + copied_width) + 32 * num_chosen)
+            }
             Kind::Norm(_, width) => 3 * rows * width * 4,
             Kind::Attention(attention) | Kind::Scores(attention) => rows * attention.qkv_width() * size,
             Kind::Convolution(convolution) => 2 * rows * convolution.width * size,

@@ -20,9 +20,10 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 20] = [
+pub const FAMILIES: [&str; 21] = [
     "gemma3",
     "glm4v",
+    "glm4v_moe",
     "glm46v",
     "idefics3",
     "smolvlm",
@@ -59,7 +60,7 @@ impl Architecture {
             "llava_onevision" => llava(config, "llava_onevision"),
             "llava" | "llava_next" => llava(config, found),
             "gemma3" => gemma3::read(config),
-            "glm4v" | "glm46v" => glm4v::read(config, found),
+            "glm4v" | "glm4v_moe" | "glm46v" => glm4v::read(config, found),
             "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 use dflop_analytic::{
-    Architecture, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, Operation, catalogue,
-    catalogue_model, estimate,
+    Architecture, DENSE_LAYER, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, Operation,
+    catalogue, catalogue_model, estimate,
 };
 use dflop_cost::{CostModel, CostSettings};
 use dflop_types::{Artifact, LinkSpan, MadeFrom, MicrobatchShape, ModelProfile, Recipe, Recompute};
@@ -245,7 +245,8 @@ fn every_model_is_estimated_with_adapters() {
         let mlp = match llm.experts {
             // The expert that all tokens read, and its gate.
             Some(experts) if experts.shared_width > 0 => {
-                3 * (llm.width + experts.shared_width) + llm.width + 1
+                let gate = if experts.has_shared_gate { llm.width + 1 } else { 0 };
+                3 * (llm.width + experts.shared_width) + gate
             }
             Some(_) => 0,
             None => num_inputs * llm.width + 3 * llm.mlp_width,
@@ -285,6 +286,31 @@ fn every_model_is_estimated_with_adapters() {
             assert!(step_ns(Recipe::Lora) < step_ns(Recipe::Full), "{}", model.name);
         }
     }
+}
+
+/// GLM-4.5V, 106B-A12B: its first layer has no experts. A profile takes it for one that has them, as what the mean of both kinds
+/// would spare no other stage has.
+#[test]
+fn a_first_layer_without_experts_counts_as_one_with_them() {
+    let model = catalogue_model("glm-4.5v").unwrap();
+    let architecture = model.architecture().unwrap();
+    let modules = architecture.modules();
+    let of = |name: &str| modules.iter().find(|module| module.name == name).unwrap();
+    let attention = 2 * 4_096 * 12_288 + 2 * 4_096 * 1_024 + 12_288 + 2 * 1_024 + 2 * 4_096;
+    assert_eq!((of(DENSE_LAYER).count, of("llm_layer").count), (1, 45));
+    assert_eq!(of(DENSE_LAYER).num_parameters(), attention + 3 * 4_096 * 10_944);
+    assert_eq!(of("llm_layer").num_parameters(), attention + 129 * 3 * 4_096 * 1_408 + 128 * 4_096);
+    let profile = profile("glm-4.5v", "h100", "bfloat16");
+    let layer = &profile.modules["llm_layer"];
+    assert_eq!((layer.count, layer.num_parameters), (46, of("llm_layer").num_parameters()));
+    assert!(!profile.modules.contains_key(DENSE_LAYER));
+    // Its layers are not cut.
+    let is_layer = |name: &String| name.starts_with("llm_") && name.ends_with("layer");
+    assert!(!profile.variants.iter().any(|one| one.modules.keys().any(is_layer)));
+    // Of 108 billion parameters a token reads 14, those of encoder, embedding and head among them.
+    let read = architecture.num_parameters() - architecture.llm.num_unread_parameters();
+    assert_eq!(architecture.llm.num_unread_parameters(), 45 * 120 * 3 * 4_096 * 1_408);
+    assert_eq!((read as f64 / 1e9).round(), 14.0);
 }
 
 /// Time follows the experts that a token reads, memory all of them; few rows an expert are slower than their operations say.
@@ -461,7 +487,7 @@ fn fields_that_transformers_fills_in_are_filled_in() {
     let refused = |change: Value| Architecture::from_config(&change).unwrap_err().to_string();
     assert_eq!(
         refused(json!({"model_type": "bert"})),
-        "config.json: `model_type` is `bert`, known are gemma3, glm4v, glm46v, idefics3, smolvlm, llava_onevision, llava, llava_next, internvl, internvl_chat, mistral3, \
+        "config.json: `model_type` is `bert`, known are gemma3, glm4v, glm4v_moe, glm46v, idefics3, smolvlm, llava_onevision, llava, llava_next, internvl, internvl_chat, mistral3, \
          qwen2_vl, qwen2_5_omni, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_audio, audioflamingo3"
     );
     assert_eq!(

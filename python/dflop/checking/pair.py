@@ -176,6 +176,9 @@ def first_layers(model_dir: Path, num_layers: int | None) -> Iterator[Path]:
         text["layer_types"] = [*kinds[:num]]
         if missing := [kind for kind in dict.fromkeys(kinds) if kind not in text["layer_types"]]:
             text["layer_types"][-1] = missing[-1]
+    if (first := getattr(whole.config.text_config, "first_k_dense_replace", None)) is not None:
+        # As many without experts as of the model, but not all where it has some with them.
+        text["first_k_dense_replace"] = first if first >= whole.num_llm_layers else min(first, num - 1)
     if isinstance(text.get("mlp_layer_types"), list):
         text["mlp_layer_types"] = text["mlp_layer_types"][:num]
     # So many layers of the encoder give features to as many layers of the LLM.

@@ -115,7 +115,7 @@ class PatchTower(TileTower):
 
 
 class GlmTower(PatchTower):
-    """GLM-4.1V and 4.6V: the MLP of a block is as wide as the features."""
+    """GLM-4.1V, 4.5V and 4.6V: the MLP of a block is as wide as the features."""
 
     def widths(self) -> tuple[int, int]:
         """As of the base class."""
@@ -232,6 +232,7 @@ class PictureTower(TileTower):
 TOWERS: dict[str, type[TileTower]] = {
     "gemma3": SquaresTower,
     "glm4v": GlmTower,
+    "glm4v_moe": GlmTower,
     "glm46v": GlmTower,
     "llava": SquareTower,
     "llava_next": OneKindTower,

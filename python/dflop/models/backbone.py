@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from dflop.models.delta_rule import layer_period, linear_layers
+from dflop.models.experts import WITH_EXPERTS, expert_rules, experts_field, has_experts, num_experts
 from dflop.models.layer_kinds import WITH_WINDOWS, kinds_of_layers, window_of, window_rules
 from dflop.models.loss import cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from dflop.models.sums import Sums
     from dflop.models.tensor import TensorRank
 
-WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_5_moe_text")
-"""`model_type` of the backbones whose layers have experts in place of the MLP."""
 WITH_NORMS_AFTER = ("glm4v_text",)
 """`model_type` of the backbones that have one map for gate and up, and norms after attention and MLP."""
 TEXT_MODELS = (
@@ -90,78 +89,10 @@ def backbone_rules(text: Any) -> list[Rule]:
     ]
 
 
-def expert_rules(text: Any) -> list[Rule]:
-    """What the configuration of a backbone with experts must be.
-
-    Args:
-        text: configuration of a backbone of `WITH_EXPERTS`.
-
-    Returns:
-        Rules for `check_rules`.
-    """
-    have = layers_with_experts(text)
-    are_alike = len(set(have)) == 1
-    # The text model of Qwen3-VL has no such field in transformers 5.17.
-    has_router_loss = getattr(text, "output_router_logits", False)
-    is_dealt = getattr(text, "decoder_sparse_step", 1) > 1 and not are_alike
-    field = "decoder_sparse_step" if is_dealt else "mlp_only_layers"
-    return [
-        Rule(
-            "text_config.output_router_logits",
-            has_router_loss,
-            not has_router_loss,
-            "false: the loss that balances experts is of a microbatch and not of its samples, so the "
-            "gradient would depend on the schedule",
-        ),
-        Rule(
-            f"text_config.{field}",
-            getattr(text, field, None),
-            are_alike,
-            f"such that all {len(have)} layers have experts or none (now {sum(have)} have): the planner "
-            "knows one kind of layer",
-        ),
-        Rule(
-            "text_config.num_experts_per_tok",
-            text.num_experts_per_tok,
-            not any(have) or 1 <= text.num_experts_per_tok <= text.num_experts,
-            f"from 1 to `num_experts`, {text.num_experts}",
-        ),
-    ]
-
-
 def norms_of_heads(text: Any) -> tuple[str, ...]:
     """Names, in a layer, of norms over single heads of queries and keys; empty where it has none."""
     has_them = text.model_type.startswith("qwen3") or text.model_type in WITH_WINDOWS
     return ("self_attn.q_norm", "self_attn.k_norm") if has_them else ()
-
-
-def has_experts(text: Any) -> bool:
-    """Whether layers of the backbone have experts in place of the MLP.
-
-    Args:
-        text: configuration of the backbone.
-
-    Returns:
-        True if some have; the family's rules see to it that then all have.
-    """
-    return text.model_type in WITH_EXPERTS and any(layers_with_experts(text))
-
-
-def layers_with_experts(text: Any) -> list[bool]:
-    """Of each layer, whether it has experts: as transformers decides it.
-
-    Args:
-        text: configuration of a backbone of `WITH_EXPERTS`.
-
-    Returns:
-        One answer a layer, in order.
-    """
-    # Qwen3.5 has neither field: there all layers have experts.
-    without, step = getattr(text, "mlp_only_layers", ()), getattr(text, "decoder_sparse_step", 1)
-    return [
-        layer not in without and text.num_experts > 0 and (layer + 1) % step == 0
-        for layer in range(text.num_hidden_layers)
-    ]
 
 
 def layer_plan(text: Any) -> LayerPlan:
@@ -179,8 +110,8 @@ def layer_plan(text: Any) -> LayerPlan:
         heads = Uncut("linear_attn", field, text.linear_num_value_heads, what="linear attention")
         return LayerPlan(cuts=(heads,), entries=())
     if has_experts(text):
-        field = "text_config.num_experts"
-        return LayerPlan(cuts=(Uncut("mlp.experts", field, text.num_experts),), entries=())
+        uncut = Uncut("mlp.experts", f"text_config.{experts_field(text)}", num_experts(text))
+        return LayerPlan(cuts=(uncut,), entries=())
     heads = ("text_config.num_attention_heads", text.num_attention_heads)
     few = ("text_config.num_key_value_heads", text.num_key_value_heads)
     width = ("text_config.intermediate_size", text.intermediate_size)

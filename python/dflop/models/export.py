@@ -1,6 +1,6 @@
-"""Export of weights: writes parameters, by their full names, as a directory that `from_pretrained` reads.
+"""Export of weights: writes them, by their full names, as a directory that `from_pretrained` reads.
 
-parameters by name --transformers' own naming of files--> safetensors, sharded by size
+parameters and buffers that are weights, by name --transformers' own naming--> safetensors, sharded by size
 config.json, tokenizer, processor, chat template: copied from the model that training started from
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.errors import hinted, profile_error
+from dflop.models.parameters import kept_buffers
 from dflop.models.weight_files import INDEX
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ def write_model(
 
     Args:
         whole: the model of the source's `config.json`, a `PreTrainedModel`; it may be on the meta device.
-        parameters: by full name, on the CPU; of any dtype.
+        parameters: by full name, on the CPU; of any dtype. Buffers that files of weights hold are among them.
         source: model directory with the files to copy.
         out: where to write; made if missing.
-        dtype: of the weights.
+        dtype: of the weights. Buffers keep theirs.
         shard_bytes_max: of one file; a larger tensor has a file of its own.
         chat_template: template that the model was trained with; none: that of the source.
 
@@ -62,7 +63,11 @@ def write_model(
         shutil.rmtree(new)
     new.mkdir(parents=True)
     try:
-        tensors = {name: value.to(dtype).contiguous() for name, value in parameters.items()}
+        buffers = kept_buffers(whole)
+        tensors = {
+            name: (value if name in buffers else value.to(dtype)).contiguous()
+            for name, value in parameters.items()
+        }
         model: Any = whole
         model.save_pretrained(new, state_dict=tensors, max_shard_size=shard_bytes_max)
         # transformers wrote these two files with defaults added: the files of the source are copied instead.
@@ -77,8 +82,9 @@ def write_model(
 
 
 def _check(whole: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raises unless these are exactly the parameters of the whole model."""
-    wanted = {name: tuple(p.shape) for name, p in whole.named_parameters()}
+    """Raises unless these are exactly the parameters of the whole model, and its buffers that are weights."""
+    named = {**dict(whole.named_parameters()), **kept_buffers(whole)}
+    wanted = {name: tuple(p.shape) for name, p in named.items()}
     problems = [
         *(f"`{name}` is missing" for name in wanted if name not in parameters),
         *(f"`{name}` is left over" for name in parameters if name not in wanted),

@@ -141,6 +141,24 @@ def materialise(
             fill(parameter, name, seed, std(name))
 
 
+def kept_buffers(piece: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that files of weights hold, as the correction biases of routers: no gradient reaches them.
+
+    Args:
+        piece: of a model, or a whole one.
+
+    Returns:
+        By full name, the buffers themselves.
+    """
+    return {
+        f"{path}.{kind}" if path else kind: buffer
+        for path, module in piece.named_modules()
+        for kind, buffer in module.named_buffers(recurse=False)
+        # PyTorch tells of no other way which buffers `state_dict` has.
+        if kind not in module._non_persistent_buffers_set
+    }
+
+
 def component_of(name: str) -> str:
     """The part of the model that a parameter belongs to, by its full Hugging Face name.
 

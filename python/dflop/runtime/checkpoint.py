@@ -36,8 +36,6 @@ from dflop.runtime.resume import MANIFEST, VERSION, checkpoints, step_dir
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torch import nn
-
     from dflop.models.tensor import Slice
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.optim import Optimizer
@@ -55,7 +53,7 @@ class Saver:
         mesh: Mesh,
         out: Path,
         keep: int,
-        held: Mapping[str, nn.Parameter],
+        held: Mapping[str, torch.Tensor],
         optimizer: Optimizer | None,
         slices: Mapping[str, Slice] | None = None,
     ) -> None:
@@ -65,7 +63,8 @@ class Saver:
             mesh: This rank's coordinates.
             out: Directory of the run.
             keep: Checkpoints to keep, the newest; at least 1.
-            held: All parameters of this rank by name, trained or not; shards where they are cut.
+            held: All parameters of this rank by name, trained or not, shards where they are cut; and buffers
+                that are weights.
             optimizer: The optimizer of these parameters; none: they are none, as in a rehearsal.
             slices: For each parameter that tensor parallelism has cut: which part this rank has.
         """

@@ -17,6 +17,7 @@ from dflop.models import load_adapter
 from dflop.models.adapters import merged, write_adapter
 from dflop.models.errors import hinted, profile_error
 from dflop.models.export import write_model
+from dflop.models.parameters import kept_buffers
 from dflop.runtime.checkpoint import damage
 from dflop.runtime.resume import MANIFEST, checkpoints
 
@@ -56,7 +57,8 @@ def export(request: Mapping[str, Any]) -> int:
     whole, _ = load_adapter(source).build_whole()
     print(f"reading {checkpoint}", file=sys.stderr, flush=True)
     parameters = read_parameters(checkpoint)
-    what = f"{len(parameters)} parameters"
+    num_buffers = len(kept_buffers(whole))
+    what = f"{len(parameters) - num_buffers} parameters"
     adapters = (int(model["lora_rank"]), float(model["lora_alpha"]))
     if request["adapter"]:
         if model["recipe"] != "lora":
@@ -67,7 +69,7 @@ def export(request: Mapping[str, Any]) -> int:
     else:
         if model["recipe"] == "lora":
             parameters = merged(parameters, *adapters)
-            what = f"{len(parameters)} parameters, adapters merged"
+            what = f"{len(parameters) - num_buffers} parameters, adapters merged"
         template = model["chat_template"]
         shard_bytes_max = int(request["shard_bytes_max"])
         own = None if template is None else Path(template)
@@ -102,7 +104,7 @@ def find_checkpoint(run: Path, step: int | None) -> Path:
 
 
 def read_parameters(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The parameters of a checkpoint, whole, whatever the ranks that wrote it.
+    """Parameters of a checkpoint, and buffers that are weights: whole, whatever the ranks that wrote it.
 
     Args:
         checkpoint: Its directory.

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from dflop._native import Dataset, GlobalBatches
 from dflop.data.loader import SampleLoader
 from dflop.models import load_adapter
+from dflop.models.parameters import kept_buffers
 from dflop.models.tensor import slices_of
 from dflop.runtime.ahead import Ahead
 from dflop.runtime.bad_samples import BadSamples
@@ -127,6 +128,8 @@ class Trainer:
         if self._log is not None:
             num_turns = len(self._log)
         slices = {name: part for piece in pieces.values() for name, part in slices_of(piece).items()}
+        buffers = {name: one for piece in pieces.values() for name, one in kept_buffers(piece).items()}
+        held = {**self._gradients.held, **buffers}
         self._journal: Journal | None = None
         self._writer: StepWriter | None = None
         if mesh.is_leader:
@@ -151,7 +154,7 @@ class Trainer:
             options,
             mesh,
             self._start,
-            Saver(mesh, options.out, options.checkpoint_keep, self._gradients.held, self._optimizer, slices),
+            Saver(mesh, options.out, options.checkpoint_keep, held, self._optimizer, slices),
             self._schedules,
             self._guard,
             self._population,

@@ -1,7 +1,7 @@
 //! The backbones of Qwen3: a norm over each head of queries and keys; some have experts in place of the MLP.
 
 use super::llm;
-use crate::architecture::{Experts, Llm};
+use crate::architecture::{Experts, Llm, Router};
 use crate::error::AnalyticError;
 use crate::fields::Section;
 use serde_json::Value;
@@ -45,5 +45,13 @@ pub(super) fn experts(text: &Section, num_layers: u64) -> Result<Option<Experts>
     if per_token > count {
         return Err(text.error("num_experts_per_tok", &format!("must be at most the {count} experts")));
     }
-    Ok(Some(Experts { count, per_token, width: text.count("moe_intermediate_size")?, shared_width: 0 }))
+    Ok(Some(Experts {
+        count,
+        per_token,
+        width: text.count("moe_intermediate_size")?,
+        shared_width: 0,
+        has_shared_gate: true,
+        router: Router::Softmax,
+        num_dense_layers: 0,
+    }))
 }

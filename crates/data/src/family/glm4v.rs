@@ -1,4 +1,4 @@
-//! The shape rule of GLM-4.1V and GLM-4.6V: pictures in patches of 14, videos with a time after each frame pair.
+//! The shape rule of GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures in patches of 14, videos with a time after each frame pair.
 //!
 //! An image is as in Qwen2-VL, but sides shorter than a feature are scaled up first, and its pixels count twice, as those of
 //! a frame pair. The pixels of a video count over all its frames. Each frame pair is one encoder segment, and an image to the
@@ -15,7 +15,7 @@
 //! `Glm4vImageProcessor`, `Glm4vVideoProcessor`, `Glm4vProcessor`, and those of `Glm46V`.
 //!
 //! The processors' files name their classes (`video_processor_type`, `processor_class`), and those decide, as a GLM-4.6V may
-//! be a model of type `glm4v`. Where they name none, the class is inferred from `image_processor_type`, then from the
+//! be a model of type `glm4v` or `glm4v_moe`. Where they name none, the class is inferred from `image_processor_type`, then from the
 //! `model_type`, as transformers has it. `processor_class` of `tokenizer_config.json`, which transformers reads last, is not
 //! looked at.
 //!
@@ -34,8 +34,9 @@ use crate::DataError;
 use crate::media::MediaKind;
 use serde_json::Value;
 
-/// Values of `model_type`.
-const FAMILIES: [&str; 2] = ["glm4v", "glm46v"];
+/// Values of `model_type`, with the processors that a model has whose files name none.
+const FAMILIES: [(&str, Generation); 3] =
+    [("glm4v", Generation::First), ("glm4v_moe", Generation::First), ("glm46v", Generation::Second)];
 /// Configuration, image processor and video processor alike.
 const PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };
 /// Of the image processor where its file does not say; over the two frames that an image counts as.
@@ -55,7 +56,7 @@ const IMAGE_PROCESSORS: [&str; 6] = [
 const BEGIN: &str = "<|begin_of_image|>";
 const END: &str = "<|end_of_image|>";
 
-/// The shape rule of a GLM-4.1V or GLM-4.6V model.
+/// The shape rule of a GLM-4.1V, GLM-4.5V or GLM-4.6V model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Glm4v {
     /// The `model_type`.
@@ -91,10 +92,9 @@ impl Glm4v {
     /// ```
     pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
         let config = Fields { file: CONFIG, object: &files.config };
-        config.must_be("model_type", &FAMILIES, false)?;
-        let is_second = files.config["model_type"] == FAMILIES[1];
-        let (family, of_family) =
-            if is_second { (FAMILIES[1], Generation::Second) } else { (FAMILIES[0], Generation::First) };
+        config.must_be("model_type", &FAMILIES.map(|(name, _)| name), false)?;
+        let is_named = |(name, _): &&(&str, _)| files.config["model_type"] == **name;
+        let (family, of_family) = *FAMILIES.iter().find(is_named).unwrap_or(&FAMILIES[0]);
         let (image, video) = (image_fields(&files.preprocessor), video_fields(files));
         must_be_of(&image, "image_processor_type", &IMAGE_PROCESSORS)?;
         must_be_of(&video, "video_processor_type", &["Glm4vVideoProcessor", "Glm46VVideoProcessor"])?;

@@ -214,9 +214,10 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 19] = [
+const FAMILIES: [(&str, Maker); 20] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
+    ("glm4v_moe", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("glm46v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("internvl", |files| {

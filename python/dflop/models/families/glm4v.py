@@ -82,6 +82,7 @@ class Glm4v(PatchFamily):
     model_class: Any = Glm4vForConditionalGeneration
     model_methods: Any = Glm4vModel
     is_bicubic = True
+    vision_class: Any = Glm4vVisionConfig
     embed = staticmethod(embed)
     mergers = staticmethod(lambda tower: [functools.partial(project, tower)])
     # Those of GLM-4.6V give the same pixels; which frames they are of, the data profile says.
@@ -98,6 +99,11 @@ class Glm4v(PatchFamily):
         """See `PatchFamily.grid_side`."""
         return self.vision.image_size // self.vision.patch_size
 
+    @property
+    def head_size(self) -> int:
+        """Values of a head of the backbone."""
+        return self.text.hidden_size // self.text.num_attention_heads
+
     def before_layers(self, model: Any) -> Sequence[nn.Module]:
         """See `FamilyAdapter.before_layers`."""
         tower = model.visual
@@ -111,9 +117,9 @@ class Glm4v(PatchFamily):
 
     def rules(self) -> list[Rule]:
         """See `FamilyAdapter.rules`."""
-        vision, text = self.vision, self.text
+        vision, text, tower = self.vision, self.text, self.vision_class
         kind, frames, sides = vision.model_type, vision.temporal_patch_size, ("image_size", "patch_size")
-        head = text.hidden_size // text.num_attention_heads
+        head = self.head_size
         own_head = getattr(text, "head_dim", None)
         rope = text.rope_parameters
         turned = int(head * rope.get("partial_rotary_factor", 1.0))
@@ -122,7 +128,7 @@ class Glm4v(PatchFamily):
         return [
             # Of a file with these fields at its top, transformers takes none.
             Rule("text_config", named, isinstance(named, dict), "a section with the backbone's fields"),
-            Rule("vision_config.model_type", kind, isinstance(vision, Glm4vVisionConfig), "glm4v_vision"),
+            Rule("vision_config.model_type", kind, isinstance(vision, tower), tower.model_type),
             Rule("vision_config.temporal_patch_size", frames, frames == 2, "2: times are of frame pairs"),
             *(
                 Rule(f"vision_config.{name}", side, isinstance(side, int), "one side, in pixels")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.models.experts import WITH_DENSE_FIRST, has_experts
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
 from dflop.models.rules import check_rules
@@ -119,6 +120,9 @@ class Source:
         text.num_hidden_layers = min(num_layers, text.num_hidden_layers)
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[: text.num_hidden_layers]
+        if text.model_type in WITH_DENSE_FIRST and has_experts(self.text):
+            # The first layers have no experts; those that are built stand for the layers behind them.
+            text.first_k_dense_replace = 0
         self._set_encoder_layers(self._encoder_config(config), num_layers)
         with torch.device("meta"):
             whole = self._model_class(config)
@@ -127,6 +131,10 @@ class Source:
         self._encoder_config(config)._attn_implementation = self._encoder_attention
         backbone = backbone_of(whole)
         backbone.rotary_emb = type(backbone.rotary_emb)(config=text)
+        for module in backbone.layers.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                # The correction of a router, zeros before weights are read.
+                setattr(module, name, torch.zeros_like(buffer, device="cpu"))
         scale = getattr(backbone.embed_tokens, "scalar_embed_scale", None)
         if scale is not None:
             # A buffer, so it is not filled along with the parameters.

@@ -1,0 +1,130 @@
+"""Experts in place of the MLP of a backbone's layers: which layers have them, and what they must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflop.models.rules import Rule
+
+WITH_DENSE_FIRST = ("glm4v_moe_text",)
+"""`model_type` of the backbones whose first layers have an MLP, all others experts."""
+WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_5_moe_text", *WITH_DENSE_FIRST)
+"""`model_type` of the backbones whose layers have experts in place of the MLP."""
+
+
+def experts_field(text: Any) -> str:
+    """Name of the field that says how many experts a layer has.
+
+    Args:
+        text: configuration of a backbone of `WITH_EXPERTS`.
+
+    Returns:
+        The field of `text_config`.
+    """
+    return "n_routed_experts" if text.model_type in WITH_DENSE_FIRST else "num_experts"
+
+
+def num_experts(text: Any) -> int:
+    """Experts of a layer that has them.
+
+    Args:
+        text: configuration of a backbone of `WITH_EXPERTS`.
+
+    Returns:
+        The number, without those that all tokens read.
+    """
+    return getattr(text, experts_field(text))
+
+
+def expert_rules(text: Any) -> list[Rule]:
+    """What the configuration of a backbone with experts must be.
+
+    Args:
+        text: configuration of a backbone of `WITH_EXPERTS`.
+
+    Returns:
+        Rules for `check_rules`.
+    """
+    have, count = layers_with_experts(text), num_experts(text)
+    # The planner takes the first layers for ones like the others, which need more memory.
+    are_alike = len(set(have)) == 1 or text.model_type in WITH_DENSE_FIRST
+    # The text model of Qwen3-VL has no such field in transformers 5.17.
+    has_router_loss = getattr(text, "output_router_logits", False)
+    is_dealt = getattr(text, "decoder_sparse_step", 1) > 1 and not are_alike
+    field = "decoder_sparse_step" if is_dealt else "mlp_only_layers"
+    return [
+        Rule(
+            "text_config.output_router_logits",
+            has_router_loss,
+            not has_router_loss,
+            "false: the loss that balances experts is of a microbatch and not of its samples, so the "
+            "gradient would depend on the schedule",
+        ),
+        Rule(
+            f"text_config.{field}",
+            getattr(text, field, None),
+            are_alike,
+            f"such that all {len(have)} layers have experts or none (now {sum(have)} have): the planner "
+            "knows one kind of layer",
+        ),
+        Rule(
+            "text_config.num_experts_per_tok",
+            text.num_experts_per_tok,
+            not any(have) or 1 <= text.num_experts_per_tok <= count,
+            f"from 1 to `{experts_field(text)}`, {count}",
+        ),
+        *(_group_rules(text) if text.model_type in WITH_DENSE_FIRST and any(have) else ()),
+    ]
+
+
+def _group_rules(text: Any) -> list[Rule]:
+    """Experts in groups: a token reads those of a few alone, chosen by the sum of a group's two best."""
+    groups, chosen, count = text.n_group, text.topk_group, num_experts(text)
+    are_groups = groups >= 1 and count % groups == 0 and count // groups >= 2
+    size = count // groups if are_groups else 0
+    return [
+        Rule(
+            "text_config.n_group",
+            groups,
+            are_groups,
+            f"groups of equal size, of 2 experts or more, that `n_routed_experts`, {count}, form",
+        ),
+        Rule(
+            "text_config.topk_group",
+            chosen,
+            not are_groups or (1 <= chosen <= groups and chosen * size >= text.num_experts_per_tok),
+            f"from 1 to `n_group`, {groups}, and so many groups that they have `num_experts_per_tok` experts",
+        ),
+    ]
+
+
+def has_experts(text: Any) -> bool:
+    """Whether layers of the backbone have experts in place of the MLP.
+
+    Args:
+        text: configuration of the backbone.
+
+    Returns:
+        True if some have; the family's rules see to it that then all have, or all behind the first ones.
+    """
+    return text.model_type in WITH_EXPERTS and any(layers_with_experts(text))
+
+
+def layers_with_experts(text: Any) -> list[bool]:
+    """Of each layer, whether it has experts: as transformers decides it.
+
+    Args:
+        text: configuration of a backbone of `WITH_EXPERTS`.
+
+    Returns:
+        One answer a layer, in order.
+    """
+    if text.model_type in WITH_DENSE_FIRST:
+        first = text.first_k_dense_replace
+        return [layer >= first for layer in range(text.num_hidden_layers)]
+    # Qwen3.5 has neither field: there all layers have experts.
+    without, step = getattr(text, "mlp_only_layers", ()), getattr(text, "decoder_sparse_step", 1)
+    return [
+        layer not in without and text.num_experts > 0 and (layer + 1) % step == 0
+        for layer in range(text.num_hidden_layers)
+    ]
