@@ -4,7 +4,6 @@
 use crate::contender::Contender;
 use crate::error::PlanError;
 use crate::found::Found;
-use crate::funnel::WHOLE_SAMPLES_MAX;
 use crate::input::SearchInput;
 use crate::models::Models;
 use crate::rough::Rough;
@@ -16,11 +15,14 @@ use dflop_types::{PipelineOrder, RankedPlan};
 /// Pipelines that are judged under the other orders.
 const TRIED_MAX: usize = 2;
 
+/// Samples in one batch beyond which making lists would take longer than the rest of the search.
+const LISTS_SAMPLES_MAX: usize = 1_024;
+
 /// Judges the best pipelines of `found` under the orders that they were not judged under, where none is asked for. Those that
 /// fit join `found`. The answer is how many candidates that were.
 ///
 /// An order changes how long ranks are idle, not what they compute. So a pipeline is tried only if it would be the best plan
-/// without any idle time. Interleaved stages have no split backward. Action lists of more than [`WHOLE_SAMPLES_MAX`] samples take too long.
+/// without any idle time. Interleaved stages have no split backward. Action lists of more than [`LISTS_SAMPLES_MAX`] samples take too long.
 ///
 /// # Errors
 /// As [`crate::search()`].
@@ -30,7 +32,7 @@ pub(crate) fn try_orders(
     held: &Held<'_>,
     found: &mut Found,
 ) -> Result<u64, PlanError> {
-    let is_large = held.batches.iter().any(|batch| batch.len() > WHOLE_SAMPLES_MAX);
+    let is_large = held.batches.iter().any(|batch| batch.len() > LISTS_SAMPLES_MAX);
     let Some(best) = found.ranked.first().filter(|_| input.order.is_none() && !is_large) else {
         return Ok(0);
     };

@@ -128,14 +128,25 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     write(&out, &plan)
 }
 
+/// Ranks of the nodes that most clusters have.
+const USUAL_NODE: u32 = 8;
+
 /// What to do if no plan fits: the nearest change with which one does, else the limit that binds.
 fn hint(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<String>, Failure> {
     let found = way_out(input, outcome)?;
     Ok(found.map(|way| way.hint(input, outcome)).or_else(|| outcome.hint()))
 }
 
-/// Says what the plan's data is not: all samples, text by the model's tokenizer, enough for a whole global batch.
+/// Says what the plan's data is not: all samples, text by the model's tokenizer, enough for a whole global batch. And which
+/// nodes the ranks are on, where these are smaller than usual: 17 ranks divide into no nodes, and messages between nodes are slow.
 fn say_what_data(inputs: &Inputs) {
+    let (num_ranks, of_node) = (inputs.config.cluster.num_ranks, inputs.config.cluster.ranks_per_node);
+    if of_node < USUAL_NODE && num_ranks > of_node {
+        let num_nodes = num_ranks / of_node.max(1);
+        talk!(
+            "note: {num_ranks} ranks are planned on {num_nodes} nodes of {of_node} (`cluster.ranks_per_node`)"
+        );
+    }
     if !inputs.data_profile.strata.is_empty() {
         let population: u64 = inputs.data_profile.strata.iter().map(|stratum| stratum.population).sum();
         talk!(
