@@ -160,7 +160,7 @@ def test_gradients_of_a_family_whose_layers_are_gathered_one_by_one(name, tmp_pa
     case.check(plan, llm, encoder)
 
 
-def test_ranks_that_meet_in_layers_run_both_encoders_of_a_sample_with_one(tmp_path):
+def test_ranks_that_meet_in_layers_run_both_encoders_of_qwen2_5_omni(tmp_path):
     """ZeRO-3: a picture alone on one rank, a sound alone on the other, then all kinds beside text."""
     case = Case("qwen2_5_omni", tmp_path)
     kinds = ["+".join(sorted({grid.kind for grid in one.sample.media})) for one in case.samples]
