@@ -8,16 +8,16 @@ import random
 from types import SimpleNamespace
 
 import torch
-from conformance import (
+from conformance import UNTOLD_NORM, Medium, hugging_face, pretrained, write_model
+from conformance_settings import (
+    AUDIO_END,
+    AUDIO_START,
     IMAGE,
     SETTINGS,
     SOUND,
-    UNTOLD_NORM,
     VIDEO,
-    Medium,
-    hugging_face,
-    pretrained,
-    write_model,
+    VISION_END,
+    VISION_START,
 )
 from demo_run import python
 from made_up import made_up_profile
@@ -30,7 +30,7 @@ from dflop._native import Dataset, run_cli
 from dflop.checking.check import check
 from dflop.data.dataset import sample_from_encoded
 from dflop.models import load_adapter
-from dflop.models.adapters import PROJECTORS, add_adapters
+from dflop.models.adapters import add_adapters, is_of_projector
 from dflop.models.parameters import component_of
 from dflop.profiling.artifact import hash_config
 
@@ -56,6 +56,7 @@ _TOKENS = {
     "internvl": ("<IMG_CONTEXT>", "<video>"),
     "qwen2_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|video_pad|>"),
+    "qwen2_5_omni": ("<|IMAGE|>", "<|VIDEO|>", "<|AUDIO|>"),
     "qwen3_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_vl_moe": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_5": ("<|image_pad|>", "<|video_pad|>"),
@@ -67,6 +68,15 @@ _TOKENS = {
     "audioflamingo3": ("<sound>",),
 }
 """What the family's text has in the places of features, for ids `IMAGE` and `VIDEO`, or `SOUND`."""
+_AROUND = {
+    "qwen2_5_omni": {
+        VISION_START: "<|vision_bos|>",
+        VISION_END: "<|vision_eos|>",
+        AUDIO_START: "<|audio_bos|>",
+        AUDIO_END: "<|audio_eos|>",
+    }
+}
+"""Tokens around media, by their ids, where positions depend on them."""
 _ADDED = {"idefics3": ("<fake_token_around_image>", "<end_of_utterance>")}
 """Tokens that the family's processor adds where the tokenizer lacks them."""
 _TEMPLATE = (
@@ -96,7 +106,8 @@ def write_tokenizer(folder, family):
     first = SOUND if family in OF_SOUND else IMAGE
     known = len(special) + len(alphabet)
     named = dict(enumerate(_ADDED.get(family, ()), known)) | dict(enumerate(_TOKENS[family], first))
-    filled = [named.get(i, f"<|unused-{i}|>") for i in range(known, SOUND + 1)]
+    named |= (around := _AROUND.get(family, {}))
+    filled = [named.get(i, f"<|unused-{i}|>") for i in range(known, max(SOUND, *around, 0) + 1)]
     assert IMAGE + 1 == VIDEO
     names = [*special, *alphabet, *filled]
     tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
@@ -139,6 +150,10 @@ def _mark(family, kind):
     if family == "gemma3":
         # It stands before the features.
         return tokens[1]
+    if family in _AROUND:
+        start, end = (AUDIO_START, AUDIO_END) if kind == "audio" else (VISION_START, VISION_END)
+        token = dict(zip(_MARKS, tokens, strict=True))[kind]
+        return _AROUND[family][start] + token + _AROUND[family][end]
     return tokens[-1] if kind == "video" or len(tokens) == 1 else tokens[0]
 
 
@@ -344,5 +359,5 @@ class PlainLoop:
 
 def _trains(name, recipe):
     if recipe == "lora":
-        return ".lora_" in name or any(part in PROJECTORS for part in name.split("."))
+        return ".lora_" in name or is_of_projector(name)
     return component_of(name) in PARTS[recipe]

@@ -159,3 +159,14 @@ def test_gradients_of_a_family_whose_layers_are_gathered_one_by_one(name, tmp_pa
     plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=3, global_batch_size=len(case.samples))
     encoder = [[[s for s in held if case.samples[s].media] for held in replicas] for replicas in llm]
     case.check(plan, llm, encoder)
+
+
+def test_ranks_that_meet_in_layers_run_both_encoders_of_qwen2_5_omni(tmp_path):
+    """ZeRO-3: a picture alone on one rank, a sound alone on the other, then all kinds beside text."""
+    case = Case("qwen2_5_omni", tmp_path)
+    kinds = ["+".join(sorted({grid.kind for grid in one.sample.media})) for one in case.samples]
+    picture, sound, text = kinds.index("image"), kinds.index("audio"), kinds.index("")
+    others = [index for index in range(len(kinds)) if index not in (picture, sound, text)]
+    llm = [[[picture], [sound]], [others, [text]]]
+    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=3, global_batch_size=len(case.samples))
+    case.check(plan, llm, [[[picture], [sound]], [others, []]])

@@ -61,10 +61,14 @@ IN_SUITE = [
     ("gemma3", "lora", (2, 3), "full"),
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
     ("audioflamingo3", "full", (2, 1, 2), "selective"),
+    # Two encoders: pictures or sounds alone on a rank where ranks meet in each layer, and layers cut.
+    ("qwen2_5_omni", "full", (2, 3), "selective"),
+    ("qwen2_5_omni", "lora", (2, 1, 2), "full"),
     # Layers cut over two ranks.
     ("internvl", "full", (1, 1, 1, 2, 2), "none"),
     ("glm4v", "full", (1, 1, 2, 1, 2), "full"),
     ("qwen2_vl", "lora", (2, 3, 2, "colocated"), "selective"),
+    ("qwen2_5_omni", "full", (1, 1, 1, 2, 2), "none"),
 ]
 """LLaVA-OneVision stands in `test_weights.py`."""
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import pytest
 import torch
-from conformance_settings import IMAGE, SETTINGS, SOUND, VIDEO
+from conformance_settings import AUDIO_START, IMAGE, SETTINGS, SOUND, VIDEO, VISION_START
 from PIL import Image
 from tiny_families import write_config
 
@@ -54,10 +54,12 @@ ON_RANKS = [pytest.param(name, marks=pytest.mark.layouts) if name in ALIKE else 
 def write_model(directory, name):
     """Writes the files of a tiny model, and gives their folder."""
     config, processor, video, _ = copy.deepcopy(SETTINGS[name])
+    trained = config.get("thinker_config", config)
     for part in ("vision_config", "audio_config", "text_config"):
-        if part in config:
-            config[part].update(_LOUD)
-    directory = write_config(directory / name, name, {**config, **_LOUD})
+        if part in trained:
+            trained[part].update(_LOUD)
+    trained.update(_LOUD)
+    directory = write_config(directory / name, name, config)
     (directory / "preprocessor_config.json").write_text(json.dumps(processor))
     if video is not None:
         (directory / "video_preprocessor_config.json").write_text(json.dumps(video))
@@ -117,6 +119,7 @@ class Medium:
         self.grid = MediaGrid(
             "multi_image" if several else self.kind, shape.num_tiles, self.height, self.width, shape.feature_tokens,
             patches=shape.patches, sampled_fps=self.fps if self.kind == "video" else None,
+            last_segment_tokens=shape.segments[-1][1],
         )  # fmt: skip
 
     @property
@@ -163,6 +166,10 @@ class Conversation:
             if adapter.family == "mistral3":
                 # Something stands behind each row of features.
                 apart = medium.grid.patches[0] // adapter.config.spatial_merge_size
+            if adapter.family == "qwen2_5_omni":
+                # By it transformers finds media.
+                ids.append(AUDIO_START if medium.kind == "audio" else VISION_START)
+                labels.append(-100)
             for _ in range(apart):
                 ids += [token] * (medium.grid.num_features // apart) + words(2)
                 # The words after a medium are learnt, so that what the encoder gives matters early.
@@ -170,7 +177,7 @@ class Conversation:
         answer = words(4 + index)
         self.ids, self.labels = ids + answer, labels + answer
         input_ids_T = torch.tensor(self.ids)
-        mask_T = input_ids_T >= IMAGE
+        mask_T = (input_ids_T >= IMAGE) & (input_ids_T <= SOUND)
         grids = tuple(medium.grid for medium in self.media)
         self.sample = Sample(
             index=index,

@@ -9,6 +9,8 @@ from tiny_llava import PINPOINTS, TILE
 
 IMAGE, VIDEO, SOUND, VOCABULARY = 290, 291, 292, 293
 """Ids of the tokens that features take the place of; text has smaller ones."""
+VISION_START, VISION_END, AUDIO_START, AUDIO_END = 294, 295, 296, 297
+"""Of what stands around a medium in Qwen2.5-Omni, whose positions depend on it."""
 _LLAMA_3 = {
     "model_type": "llama",
     "rope_parameters": {
@@ -59,6 +61,15 @@ SOUNDS = {
 }
 # Of several windows; of the last sound the last window fills no token.
 LONG_SOUNDS = {**SOUNDS, "long sound": [("audio", 3.43)], "long sounds": [("audio", 2.0), ("audio", 2.005)]}
+# Its processor makes every frame of a video large.
+OMNI = {
+    **IMAGES,
+    "video": [("video", 90, 120, 3)],
+    "sound": [("audio", 0.43)],
+    "sounds and pictures": [
+        ("audio", 0.2), ("image", 90, 130), ("audio", 0.645), ("video", 60, 70, 2), ("image", 64, 80), ("audio", 0.0301),
+    ],
+}  # fmt: skip
 
 
 def _tiny(name, **ids):
@@ -90,6 +101,14 @@ SETTINGS = {
     "mistral3-ministral3": (_tiny("mistral3-ministral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
     "qwen2_vl": (_tiny("qwen2_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
     "qwen2_5_vl": (_tiny("qwen2_5_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
+    "qwen2_5_omni": (
+        {"thinker_config": {
+            **_tiny("qwen2_5_omni")["thinker_config"],
+            "image_token_index": IMAGE, "video_token_index": VIDEO, "audio_token_index": SOUND,
+            "vision_start_token_id": VISION_START, "audio_start_token_id": AUDIO_START,
+        }},
+        {**_QWEN_IMAGES, "feature_size": 8, "chunk_length": 4}, None, OMNI,
+    ),
     "qwen3_vl": (
         _tiny("qwen3_vl", vision_start_token_id=1, **_QWEN_IDS), {"patch_size": 14, **_QWEN_IMAGES},
         {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}, **_MEAN,

@@ -72,6 +72,20 @@ REAL = {
         },
         "tie_word_embeddings": False,
     },
+    # Qwen/Qwen2.5-Omni-7B, the thinker.
+    "qwen2_5_omni": {
+        "thinker_config": {
+            "model_type": "qwen2_5_omni_thinker",
+            "vision_config": {"hidden_size": 1280},
+            "audio_config": {},
+            "text_config": {
+                **_QWEN_7B,
+                "rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]},
+            },
+            "vision_start_token_id": 151652,
+            "tie_word_embeddings": False,
+        },
+    },
     # OpenGVLab/InternVL2_5-8B in Hugging Face's form: InternViT-300M and InternLM2.5-7B, which is a Llama.
     "internvl": {
         "vision_config": {

@@ -8,6 +8,7 @@ import pytest
 import torch
 from flop_configs import CONFIGS
 from test_flops import Ran, build, kept_besides, kept_bytes, llm_layer, operations
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dflop._native import testing
@@ -87,3 +88,15 @@ def test_a_layer_keeps_what_the_rule_says(name, dtype):
         assert kept_bytes(ran, dtype) == ours + kept_besides(name, ran, dtype)
     finally:
         text._experts_implementation = "eager"
+
+
+def test_adapters_add_a_map_of_low_rank():
+    layer = nn.Sequential(nn.Linear(5, 4), nn.ReLU())
+    states = torch.randn(3, 5)
+    before = layer(states)
+    add_measured(layer, 2)
+    down, up = layer[0].lora_A.weight, layer[0].lora_B.weight
+    wanted = torch.relu(layer[0].weight @ states.T + layer[0].bias[:, None] + 2.0 * up @ down @ states.T).T
+    torch.testing.assert_close(layer(states), wanted)
+    nn.init.zeros_(up)
+    assert torch.equal(layer(states), before)

@@ -303,7 +303,8 @@ def test_tied_embeddings_share_one_tensor_and_a_name_on_two_stages(tmp_path):
 def test_an_unknown_family_is_named_with_those_known(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(
-        dflop.ProfileError, match="`gpt2`, known are .*`llava_onevision`, `mistral3`, `qwen2_5_vl`"
+        dflop.ProfileError,
+        match="`gpt2`, known are .*`llava_onevision`, `mistral3`, `qwen2_5_omni`, `qwen2_5_vl`",
     ) as error:
         load_adapter(tmp_path)
     assert "says what it needs to be measured and trained" in error.value.__notes__[0]

@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
 ONE_GATE = ("glm4v", "glm46v")
 """Families whose MLP has one map for gate and up."""
-QWEN_VL = tuple(name for name in TINY if name.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3", "glm")))
+QWEN_VL = tuple(name for name in TINY if name.startswith(("qwen2_vl", "qwen2_5", "qwen3", "glm")))
 """Families whose pictures are patches, with M-RoPE."""
 # (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
 PICTURES = [(1, 10, 6), (2, 4, 12)]
@@ -62,16 +62,17 @@ def real_model(directory):
 
 def taken(piece, model, settings=WHOLE):
     """The piece with the modules of a real model; its layers attend as in training from now on."""
-    encoder = getattr(model.config, "vision_config", None) or model.config.audio_config
-    encoder._attn_implementation = piece.source._encoder_attention
+    for encoder in piece.source.encoders_of(model.config):
+        encoder._attn_implementation = piece.source._encoder_attention
     model.config.text_config._attn_implementation = PACKED
     return piece.take(model, settings)
 
 
 def as_hugging_face(model):
     """Its own attention again."""
-    encoder = getattr(model.config, "vision_config", None) or model.config.audio_config
-    encoder._attn_implementation = model.config.text_config._attn_implementation = "sdpa"
+    parts = (getattr(model.config, f"{part}_config", None) for part in ("vision", "audio", "text"))
+    for part in (part for part in parts if part is not None):
+        part._attn_implementation = "sdpa"
     return model
 
 
@@ -92,10 +93,13 @@ def test_pieces_run_forward_and_backward_at_any_packing(tmp_path, name):
         wanted = {path: p for path, p in module.named_parameters() if p.requires_grad}
         assert wanted
         idle = {path for path, parameter in wanted.items() if parameter.grad is None}
-        # The last layer and norm of LLaVA's tower, and SigLIP's head, are held, as in training, and not run.
+        # The last layer and norm of LLaVA's tower, SigLIP's head, and the bounds of sounds of Qwen2.5-Omni are held,
+        # as in training, and not run.
         unread = ("unread.", "post_layernorm", ".head.")
         assert all(any(part in path for part in unread) for path in idle)
-        assert not idle or name.startswith("llava") and piece.name == "encoder_embedding"
+        assert not idle or (
+            name.startswith("llava") and piece.name == "encoder_embedding" or piece.name == "sound_embedding"
+        )
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -168,7 +172,7 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
             deep = []
             for index, layer in enumerate(list(stack.layers)):
                 stack.layers = nn.ModuleList([layer])
-                stack.has_windows = name == "qwen2_5_vl" and index not in (1, 3)
+                stack.has_windows = name in ("qwen2_5_vl", "qwen2_5_omni") and index not in (1, 3)
                 hidden = stack(hidden, stack.bounds(patches, hidden))
                 if name.startswith("qwen3_vl") and index in (1, 2):
                     deep.append(hidden)
@@ -257,7 +261,10 @@ def test_the_head_says_whether_its_matrix_is_the_embeddings(tmp_path, name, is_t
         found = load_pieces(write_model_dir(tmp_path / name, tie_word_embeddings=is_tied))
         directory = tmp_path / name
     else:
-        directory = write_config(tmp_path / name, name, {**TINY[name], "tie_word_embeddings": is_tied})
+        asked = {"tie_word_embeddings": is_tied}
+        if "thinker_config" in TINY[name]:
+            asked = {"thinker_config": {**TINY[name]["thinker_config"], **asked}}
+        directory = write_config(tmp_path / name, name, {**TINY[name], **asked})
         found = load_pieces(directory)
     with torch.device("meta"):
         whole = hugging_face_model(directory)
@@ -291,6 +298,8 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         ("glm4v_moe", 107_710_933_120 - 45 * 128 + (129 * 3 * 1_408 + 128 - 3 * 10_944) * 4_096),
         ("qwen2_vl", 8_291_375_616),
         ("qwen2_5_vl", 8_292_166_656),
+        # As Hugging Face's thinker counts them.
+        ("qwen2_5_omni", 8_931_813_888),
         ("qwen3_vl", 8_767_123_696),
         ("qwen3_vl_moe", 31_070_754_032),
         ("qwen2_audio", 8_397_094_912),
@@ -311,10 +320,12 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "smolvlm": 27,
         "gemma3": 27,
         "qwen2_5_vl": 4,
+        "qwen2_5_omni": 4,
         "qwen3_vl": 27,
         "qwen3_vl_moe": 27,
     }.get(name, 32)
-    windows = {"encoder_window_layer": 28} if name == "qwen2_5_vl" else {}
+    windows = {"encoder_window_layer": 28} if name.startswith("qwen2_5") else {}
+    sounds = {"sound_layer": 32} if name == "qwen2_5_omni" else {}
     backbone = {
         "glm4v": 40,
         "glm4v_moe": 46,
@@ -322,11 +333,12 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "gemma3": 34,
         "qwen2_vl": 28,
         "qwen2_5_vl": 28,
+        "qwen2_5_omni": 28,
         "audioflamingo3": 28,
         "qwen3_vl": 36,
         "qwen3_vl_moe": 48,
     }.get(name, 32)
-    assert counts == {"encoder_layer": layers, **windows, "llm_layer": backbone}
+    assert counts == {"encoder_layer": layers, **windows, **sounds, "llm_layer": backbone}
     # As the data profile counts encoder tokens.
     tokens = {"internvl": 1025, "smolvlm": 729, "gemma3": 4096, **dict.fromkeys(OF_SOUND, 1500)}.get(name)
     assert pieces["encoder_layer"].segment_tokens == tokens
@@ -405,20 +417,6 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
     )
 
 
-def test_adapters_add_a_map_of_low_rank():
-    from dflop.profiling.families.lora import add_adapters
-
-    layer = nn.Sequential(nn.Linear(5, 4), nn.ReLU())
-    states = torch.randn(3, 5)
-    before = layer(states)
-    add_adapters(layer, 2)
-    down, up = layer[0].lora_A.weight, layer[0].lora_B.weight
-    wanted = torch.relu(layer[0].weight @ states.T + layer[0].bias[:, None] + 2.0 * up @ down @ states.T).T
-    torch.testing.assert_close(layer(states), wanted)
-    nn.init.zeros_(up)
-    assert torch.equal(layer(states), before)
-
-
 @pytest.mark.parametrize("name", TINY)
 def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
     pieces, _ = tiny(tmp_path, name)
@@ -469,6 +467,7 @@ def test_attention_of_encoders_is_told_where_segments_vary(tmp_path):
         ("qwen2_5_vl", "encoder_layer", 8, "`vision_config.intermediate_size` is 3420"),
         ("qwen2_audio", "encoder_layer", 8, "`audio_config.encoder_attention_heads` is 20"),
         ("audioflamingo3", "encoder_layer", 8, "`audio_config.num_attention_heads` is 20"),
+        ("qwen2_5_omni", "sound_layer", 8, "`audio_config.encoder_attention_heads` is 20"),
         ("internvl", "llm_layer", 3, "`text_config.num_attention_heads` is 32"),
     ],
 )

@@ -237,6 +237,39 @@ TINY = {
         **TEXT,
         **_MROPE,
     },
+    # Two encoders; the file is that of the whole model. Windows of 16 mel frames, 8 tokens, 4 features.
+    "qwen2_5_omni": {
+        "thinker_config": {
+            "model_type": "qwen2_5_omni_thinker",
+            "vision_config": {
+                **_PATCHES,
+                "hidden_size": 32,
+                "out_hidden_size": 48,
+                "intermediate_size": 64,
+                "window_size": 112,
+                "fullatt_block_indexes": [1, 3],
+            },
+            "audio_config": {
+                "d_model": 32,
+                "encoder_layers": 3,
+                "encoder_attention_heads": 4,
+                "encoder_ffn_dim": 64,
+                "num_mel_bins": 8,
+                "n_window": 8,
+                "output_dim": 48,
+            },
+            "text_config": {
+                **TEXT,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10_000.0,
+                    "mrope_section": [2, 2, 2],
+                },
+            },
+            "vision_start_token_id": 7,
+            "tie_word_embeddings": False,
+        },
+    },
     "qwen3_vl": {
         "vision_config": _QWEN3_VISION,
         "text_config": {
@@ -322,6 +355,9 @@ def hugging_face_model(directory):
     if config.model_type == "audioflamingo3":
         # None of transformers' lists of models with inputs of several kinds has it.
         return transformers.AudioFlamingo3ForConditionalGeneration(config)
+    if config.model_type == "qwen2_5_omni":
+        # Of the whole model only the thinker.
+        return transformers.Qwen2_5OmniThinkerForConditionalGeneration(config.thinker_config)
     is_sound = config.model_type in OF_SOUND
     kind = transformers.AutoModelForMultimodalLM if is_sound else transformers.AutoModelForImageTextToText
     return kind.from_config(config)

@@ -38,6 +38,8 @@ pub(crate) struct Media {
     #[pyo3(get)]
     patches: Option<(u32, u32)>,
     #[pyo3(get)]
+    last_segment_tokens: u32,
+    #[pyo3(get)]
     sampled_fps: Option<f64>,
 }
 
@@ -136,6 +138,7 @@ impl Dataset {
                     num_features: medium.shape.feature_tokens(),
                     parts: parts(&medium.shape),
                     patches: medium.shape.patches,
+                    last_segment_tokens: medium.shape.segments.last().map_or(0, |group| group.tokens),
                     frame_indices: medium.shape.frame_indices,
                 },
             )

@@ -119,7 +119,10 @@ class Media:
     parts: list[tuple[int, int, int]]
     """How many parts of equal size in a row, tiles and features of each; group after group."""
     patches: tuple[int, int] | None
-    """Rows and columns of patches of a tile, where pictures keep their own resolution."""
+    """Rows and columns of patches of a tile, where pictures keep their own resolution; beside
+    such pictures, of a window of sound, how many rows it is to the encoder, and 1."""
+    last_segment_tokens: int
+    """Encoder tokens of its last segment; the last window of a sound may be shorter than the others."""
     sampled_fps: float | None
     """Frames read a second of video; None for images and sounds, or where the file does not tell."""
 

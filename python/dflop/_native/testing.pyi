@@ -112,7 +112,7 @@ class MediaShape:
     def frame_indices(self) -> list[int]: ...
     @property
     def patches(self) -> tuple[int, int] | None:
-        """Rows and columns of patches of a tile, where pictures keep their own resolution."""
+        """As of `Media`."""
     @property
     def parts(self) -> list[tuple[int, int, int]]:
         """How many parts of equal size in a row, segments and features of each; group after group."""

@@ -19,6 +19,7 @@ from dflop.models.adapter import EncoderInput
 from dflop.models.errors import hinted, profile_error
 from dflop.models.load import Weights
 from dflop.models.recompute import FULL, recomputing
+from dflop.models.rules import trained_part
 from dflop.parallel.shard import layers_of
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def first_layers(model_dir: Path, num_layers: int | None) -> Iterator[Path]:
     whole: Any = load_adapter(model_dir)
     content = json.loads((model_dir / "config.json").read_bytes())
     # Older files have the backbone's fields at the top.
-    text = content.get("text_config", content)
+    trained, _ = trained_part(content)
+    text = trained.get("text_config", trained)
     num = text["num_hidden_layers"] = min(num_layers, whole.num_llm_layers)
     kinds = getattr(whole.config.text_config, "layer_types", None)
     if kinds:
@@ -184,7 +186,7 @@ def first_layers(model_dir: Path, num_layers: int | None) -> Iterator[Path]:
     # So many layers of the encoder give features to as many layers of the LLM.
     deep = getattr(getattr(whole.config, "vision_config", None), "deepstack_visual_indexes", None)
     if deep:
-        content["vision_config"]["deepstack_visual_indexes"] = [*deep[:num]]
+        trained["vision_config"]["deepstack_visual_indexes"] = [*deep[:num]]
     with TemporaryDirectory(prefix="dflop-check-") as folder:
         for path in model_dir.iterdir():
             if path.name != "config.json" and path.suffix not in {".safetensors", ".bin"}:

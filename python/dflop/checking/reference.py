@@ -93,6 +93,8 @@ def arguments_of(adapter: Any, sample: Sample, media: Sequence[Medium]) -> dict[
     if not media:
         return arguments
     arguments.update(_READERS[adapter.family](adapter, media))
+    if "attention_mask" in arguments:
+        arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
     if "mm_token_type_ids" in arguments:
         # 1 where an image's features go, 2 where a video's do. GLM writes videos with the token of images.
         has_videos = "video_grid_thw" in arguments
@@ -229,6 +231,28 @@ def _qwen2_5_vl(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return {**found, "second_per_grid_ts": torch.tensor(seconds)} if seconds else found
 
 
+def _qwen2_5_omni(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    from transformers import Qwen2_5OmniProcessor, Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor
+
+    # Without it its model gives all tokens the positions of text.
+    found: dict[str, Any] = {"attention_mask": None}
+    if images := _images(media):
+        found.update(Qwen2VLImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
+    if videos := _videos(media):
+        # As its own processor calls it, whatever the file says.
+        own: Any = Qwen2_5OmniProcessor.videos_kwargs
+        processor = Qwen2VLVideoProcessor(**_fields(adapter, "video_processor"))
+        found.update(processor(videos, return_tensors="pt", do_sample_frames=False, size=own["size"]))
+        frames = adapter.config.vision_config.temporal_patch_size
+        # Its processor takes 2 frames a second for all videos, where it is not told.
+        seconds = [frames / (m.sampled_fps or 2.0) for m in media if m.kind == "video"]
+        found["video_second_per_grid"] = torch.tensor(seconds)
+    if sounds := _sounds(media):
+        features, mask = _mel(_extractor(adapter), sounds)
+        found.update({"input_features": features, "feature_attention_mask": mask})
+    return found
+
+
 def _qwen3_vl(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return _patches(adapter, media, "Qwen3VLVideoProcessor")
 
@@ -291,6 +315,7 @@ _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,
     "mistral3": _mistral3,
+    "qwen2_5_omni": _qwen2_5_omni,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen2_audio": _qwen2_audio,
     "qwen2_vl": _qwen2_vl,

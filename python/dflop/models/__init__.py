@@ -37,5 +37,6 @@ def load_adapter(model_dir: str | os.PathLike[str]) -> ModelAdapter:
     family = read_family(model_dir, FAMILIES)
     adapter = import_module(f"dflop.models.families.{family}").ADAPTER(Path(model_dir))
     # Checked here and not in the adapter: a model with dropout can be measured, but not trained.
-    check_rules(Path(model_dir) / "config.json", dropout_rules(adapter.config.to_dict()))
+    rules = dropout_rules(adapter.config.to_dict())
+    check_rules(Path(model_dir) / "config.json", rules, adapter.field_prefix)
     return adapter

@@ -56,7 +56,10 @@ class MediaGrid:
     is_end: bool = True
     """Whether the last tile of the medium is among these; false where another rank encodes the last tile."""
     patches: tuple[int, int] | None = None
-    """Rows and columns of patches of a tile, where pictures keep their own resolution."""
+    """Rows and columns of patches of a tile, where pictures keep their own resolution; beside
+    such pictures, of a window of sound, how many rows it is to the encoder, and 1."""
+    last_segment_tokens: int | None = None
+    """Encoder tokens of the last segment of the whole medium: the last window of a sound may be short."""
     sampled_fps: float | None = None
     """Frames read a second of video; none for images and sounds, and where the file does not tell."""
 
@@ -130,6 +133,8 @@ class ModelAdapter(Protocol):
     """The answers a family gives. One instance per process; it holds configuration, never parameters."""
 
     family: str
+    field_prefix: str
+    """What stands before the names of its fields in `config.json`: the section of a thinker, or nothing."""
     num_encoder_layers: int
     num_run_layers: int
     """How many layers of the encoder a forward runs; the tower may have further layers that nothing reads."""

@@ -27,13 +27,30 @@ _BASE = ".base_layer"
 _ADAPTER = ".default"
 """The name that peft gives to the only adapter of a model, in names of parameters; its files leave it out."""
 _MERGERS = "deepstack_merger_list"
-PROJECTORS = ("multi_modal_projector", "connector", "merger", "downsample", _MERGERS)
-"""Modules that train besides the adapters and that peft saves. It cannot save single parameters."""
+_PROJECTORS = ("multi_modal_projector", "connector", "merger", "downsample", "audio_tower.proj", _MERGERS)
 
 
 def is_adapter(name: str) -> bool:
     """Whether a parameter is an adapter's, by its name."""
     return ".lora_A." in name or ".lora_B." in name
+
+
+def is_of_projector(name: str) -> bool:
+    """Whether a parameter or module belongs to what trains besides the adapters and what peft saves.
+
+    It cannot save single parameters, so not the newlines of the projector.
+
+    Args:
+        name: of the parameter or module.
+
+    Returns:
+        True for the modules of the projector, and what is in them.
+    """
+    return any(_is_within(module, name) for module in _PROJECTORS)
+
+
+def _is_within(module: str, name: str) -> bool:
+    return f".{module}." in f".{name}."
 
 
 def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None = None) -> LoraConfig:
@@ -55,8 +72,8 @@ def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None =
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and component_of(name) == "llm" and ".layers." in name
     }
-    parts = {part for name, _ in model.named_modules() for part in name.split(".")}
-    saved = parts.intersection(PROJECTORS) - {_MERGERS}
+    names = [name for name, _ in model.named_modules()]
+    saved = {module for module in _PROJECTORS if any(_is_within(module, name) for name in names)} - {_MERGERS}
     # peft saves no list of modules, but each module of one.
     saved |= {f"{_MERGERS}.{n}" for n in range(len(_list_of(model, _MERGERS)))}
     return LoraConfig(
@@ -183,7 +200,7 @@ def write_adapter(
     tensors = {
         f"base_model.model.{name.replace(_ADAPTER, '')}": value.to(dtype).contiguous()
         for name, value in parameters.items()
-        if is_adapter(name) or any(part in PROJECTORS for part in name.split("."))
+        if is_adapter(name) or is_of_projector(name)
     }
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -41,6 +41,7 @@ TEXT_MODELS = (
     "ministral3",
     "mistral",
     "qwen2",
+    "qwen2_5_omni_text",
     "qwen2_vl_text",
     "qwen2_5_vl_text",
     "qwen3",

@@ -11,7 +11,7 @@ Shape letters: see `adapter.py`; R rows of all media (encoder tokens), U values 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dflop.models.adapter import EncoderInput
+    from dflop.models.adapter import EncoderInput, MediaGrid
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,10 @@ class RunsEncoder(Protocol):
         """See `FamilyAdapter.layers_in_order`."""
         ...
 
+    def idle_media(self, media: Sequence[MediaGrid]) -> list[MediaGrid]:
+        """See `FamilyAdapter.idle_media`."""
+        ...
+
 
 class Encoder(nn.Module):
     """The encoder with its projector, or a run of its layers; parameters have the whole model's names."""
@@ -164,6 +168,8 @@ class Encoder(nn.Module):
         self.model = modules_of(whole.get_submodule("model"), family.encoder_modules)
         self.family = family
         self.run = run or family.encoder_run(None)
+        self.runs_all_layers = False
+        """Whether each forward with inputs must run every layer, as where ranks meet in each of them."""
 
     def layers_in_order(self) -> list[nn.Module]:
         """Its layers, in the order in which a forward runs them."""
@@ -191,7 +197,7 @@ class Encoder(nn.Module):
             width = family.feature_width if run.is_last else family.row_width(run.end_layer)
             none = smallest.new_zeros(0, width) + smallest.reshape(-1)[:0].sum()
             return none if incoming_RU is None else none + incoming_RU.sum()
-        outgoing = self.family.encode_run(self.model, batch, self.run, incoming_RU)
+        outgoing = self._run(batch, incoming_RU)
         if not self.run.is_last:
             return outgoing
         expected = sum(grid.num_features for grid in batch.media)
@@ -202,3 +208,14 @@ class Encoder(nn.Module):
             )
             raise ValueError(message)
         return outgoing
+
+    def _run(self, batch: EncoderInput, incoming_RU: torch.Tensor | None) -> torch.Tensor:
+        idle = self.family.idle_media(batch.media) if self.runs_all_layers else []
+        if not idle:
+            return self.family.encode_run(self.model, batch, self.run, incoming_RU)
+        inputs_N = batch.inputs_N
+        zeros = inputs_N.new_zeros(sum(grid.num_inputs for grid in idle), *inputs_N.shape[1:])
+        filled = replace(batch, inputs_N=torch.cat([inputs_N, zeros]), media=[*batch.media, *idle])
+        features_ED = self.family.encode_run(self.model, filled, self.run, incoming_RU)
+        # Nothing reads those of `idle`, so their layers get gradients of zero.
+        return features_ED[: -sum(grid.num_features for grid in idle)]

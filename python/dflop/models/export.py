@@ -14,6 +14,7 @@ import torch
 
 from dflop.models.errors import hinted, profile_error
 from dflop.models.parameters import kept_buffers
+from dflop.models.rules import trained_part
 from dflop.models.weight_files import INDEX
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def write_model(
     chat_template: Path | None = None,
 ) -> None:
     """Writes a model directory; files of an earlier export in it are removed.
+
+    Of Qwen2.5-Omni that is the thinker; its `config.json` is still that of the whole model, without a talker.
 
     All parameters are in memory at the same time. The files are written beside `out` and moved there when all
     are complete.
@@ -107,6 +110,9 @@ def _copy(source: Path, new: Path, dtype: torch.dtype) -> None:
     if (source / _TEMPLATES).is_dir():
         shutil.copytree(source / _TEMPLATES, new / _TEMPLATES)
     config = _with_dtype(json.loads((source / _CONFIG).read_bytes()), str(dtype).removeprefix("torch."))
+    if trained_part(config)[1]:
+        # Else the class of the whole model would draw a talker and a vocoder at random.
+        config["enable_audio_output"] = False
     if not any(field in config for field in _DTYPE_FIELDS):
         config["dtype"] = str(dtype).removeprefix("torch.")
     (new / _CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

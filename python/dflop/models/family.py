@@ -18,7 +18,7 @@ from dflop.models.backbone import LlmStage, backbone_rules, layer_plan
 from dflop.models.encoder import Encoder, EncoderRun, cut_to, numbered
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
-from dflop.models.rules import check_rules
+from dflop.models.rules import check_rules, trained_part
 from dflop.models.tensor import WHOLE, cut_layer
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class FamilyAdapter(ABC):
     """Name of the attention function of the encoder's layers."""
     runs_read_inputs: bool = False
     """Whether all runs of the encoder's layers need the inputs; if false, only the first run does."""
+    field_prefix: str
     num_encoder_layers: int
     input_shape: tuple[int, ...]
     encoder_tokens_per_tile: int
@@ -70,8 +71,9 @@ class FamilyAdapter(ABC):
         """
         self.model_dir = model_dir
         self.config = self.read_config()
+        _, self.field_prefix = trained_part(self._content())
         text = self.text
-        check_rules(model_dir / "config.json", [*backbone_rules(text), *self.rules()])
+        check_rules(model_dir / "config.json", [*backbone_rules(text), *self.rules()], self.field_prefix)
         self.num_llm_layers: int = text.num_hidden_layers
         self.hidden_size: int = text.hidden_size
         self.vocab_size: int = text.vocab_size
@@ -171,6 +173,30 @@ class FamilyAdapter(ABC):
     def encoder_plan(self) -> LayerPlan:
         """How tensor parallelism cuts an encoder layer: its heads and the width of its MLP."""
 
+    def idle_media(self, media: Sequence[MediaGrid]) -> list[MediaGrid]:
+        """What makes a forward run all layers, where some media alone would leave layers out.
+
+        Args:
+            media: that are read; at least one.
+
+        Returns:
+            Small media of the kinds that run the other layers; none where every medium runs all.
+        """
+        del media
+        return []
+
+    def plan_of(self, layer: nn.Module) -> LayerPlan:
+        """The plan of one layer, where the encoder has layers of several kinds.
+
+        Args:
+            layer: of the encoder.
+
+        Returns:
+            The plan of all of them.
+        """
+        del layer
+        return self.encoder_plan()
+
     def llm_plan(self) -> LayerPlan:
         """How tensor parallelism cuts a layer of the backbone."""
         return layer_plan(self.text)
@@ -185,7 +211,7 @@ class FamilyAdapter(ABC):
         Raises:
             ProfileError: the configuration breaks a rule; the message names the field.
         """
-        check_rules(self.model_dir / "config.json", self.cut_rules())
+        check_rules(self.model_dir / "config.json", self.cut_rules(), self.field_prefix)
 
     @abstractmethod
     def pixels(
@@ -225,7 +251,10 @@ class FamilyAdapter(ABC):
 
     def read_config(self) -> Any:
         """A new configuration object, since a model that is built writes into its own. Untyped upstream."""
-        return self.config_class.from_dict(json.loads((self.model_dir / "config.json").read_bytes()))
+        return self.config_class.from_dict(trained_part(self._content())[0])
+
+    def _content(self) -> dict[str, Any]:
+        return json.loads((self.model_dir / "config.json").read_bytes())
 
     def build_whole(
         self, attention: str = PACKED, encoder_attention: str | None = None
@@ -302,9 +331,8 @@ class FamilyAdapter(ABC):
             cut_to(model, encoder.run, self.tower_layers(model), self.before_layers(model))
         if tensor.degree > 1:
             self.check_cut()
-            plan = self.encoder_plan()
             for layer in encoder.layers_in_order():
-                cut_layer(layer, plan, tensor.degree, tensor.rank)
+                cut_layer(layer, self.plan_of(layer), tensor.degree, tensor.rank)
         materialise(encoder, device, dtype, seed, self.std, self.fill)
         return encoder
 

@@ -35,6 +35,8 @@ _PROJECTORS = (
     "deepstack_merger_list",
     "image_newline",
 )
+_PROJECTOR_PATHS = (".audio_tower.proj.",)
+"""Those whose own name is not enough: other modules have it too."""
 
 
 def name_seed(seed: int, name: str) -> int:
@@ -169,7 +171,7 @@ def component_of(name: str) -> str:
         `projector` (between encoder and LLM; newline rows belong to it), `llm` or `encoder`.
     """
     parts = name.split(".")
-    if any(part in _PROJECTORS for part in parts):
+    if any(part in _PROJECTORS for part in parts) or any(path in f".{name}." for path in _PROJECTOR_PATHS):
         return "projector"
     is_llm = parts[0] == "lm_head" or any(name in parts for name in BACKBONES)
     return "llm" if is_llm else "encoder"

@@ -182,9 +182,14 @@ class PatchFamily(FamilyAdapter):
         self.geometry = Geometry(
             vision.spatial_merge_size, vision.patch_size, self.window_size, self.grid_side, self.is_bicubic
         )
-        channels = getattr(vision, "in_channels", 3)
-        self.input_shape = (channels * vision.temporal_patch_size * vision.patch_size**2,)
+        self.input_shape = (self.patch_values,)
         self.encoder_tokens_per_tile = self.example_media(1)[0].num_inputs
+
+    @property
+    def patch_values(self) -> int:
+        """C: channels of the pixels of a patch, in all frames that share it."""
+        vision = self.vision
+        return getattr(vision, "in_channels", 3) * vision.temporal_patch_size * vision.patch_size**2
 
     @property
     def window_size(self) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflop.models.adapters import PROJECTORS, is_adapter
+from dflop.models.adapters import is_adapter, is_of_projector
 from dflop.models.parameters import component_of
 
 if TYPE_CHECKING:
@@ -49,5 +49,5 @@ def _trains(name: str, recipe: str) -> bool:
     """Whether a parameter trains."""
     if recipe == "lora":
         # Of the projector only modules train here, since peft cannot save single parameters.
-        return is_adapter(name) or any(part in PROJECTORS for part in name.split("."))
+        return is_adapter(name) or is_of_projector(name)
     return component_of(name) in _TRAINED[recipe]

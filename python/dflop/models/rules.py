@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 # Parts of the names of fields, such as `attention_dropout`, `layerdrop`, `drop_path_rate`, `resid_pdrop`.
 _DROPS = ("dropout", "layerdrop", "drop_path", "pdrop")
+# Where a file is of a whole model that hears, thinks and talks: the part that hears and thinks.
+_THINKER = "thinker_config"
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,31 @@ class Rule:
     """What the field must be, in words that follow `must be`."""
 
 
-def check_rules(path: Path, rules: Sequence[Rule]) -> None:
+def trained_part(content: Mapping[str, Any]) -> tuple[Any, str]:
+    """What `config.json` says of the model that trains.
+
+    Args:
+        content: of the file.
+
+    Returns:
+        All of it, or the section of Qwen2.5-Omni's thinker; and what stands before the names of its fields.
+    """
+    section = content.get(_THINKER)
+    return (section, f"{_THINKER}.") if isinstance(section, dict) else (content, "")
+
+
+def check_rules(path: Path, rules: Sequence[Rule], prefix: str = "") -> None:
     """Refuses a configuration that breaks a rule.
 
     Args:
         path: of `config.json`.
         rules: all of them; the message names each that is broken.
+        prefix: as `trained_part` gives it.
 
     Raises:
         ProfileError: one is broken.
     """
-    broken = [f"  `{r.field}` is {r.value}, must be {r.wanted}" for r in rules if not r.holds]
+    broken = [f"  `{prefix}{r.field}` is {r.value}, must be {r.wanted}" for r in rules if not r.holds]
     if broken:
         message = "\n".join([f"`{path}` cannot be used", *broken])
         raise profile_error(message)

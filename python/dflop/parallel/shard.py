@@ -70,6 +70,8 @@ class ShardedPiece:
         # Before FSDP2's own hooks: its parameters must still be whole there.
         if not self._is_gathered_once and not takes_hidden:
             tie_unused(piece, layers)
+            if hasattr(piece, "runs_all_layers"):
+                cast("Any", piece).runs_all_layers = True
         for unit in (*layers, piece):
             fully_shard(unit, mesh=mesh, reshard_after_forward=not self._is_gathered_once, mp_policy=policy)
         self._units = [cast("FSDPModule", unit) for unit in (piece, *layers)]

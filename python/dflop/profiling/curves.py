@@ -39,7 +39,7 @@ _GPU_HALVES = 4
 _PACK_SEGMENT_TOKENS = 128
 # The smallest size of a curve over hidden states, in tokens: fewer are not worth a point.
 _FIRST_TOKENS = 8
-LAYERS = ("encoder_layer", "encoder_window_layer", "llm_layer")
+LAYERS = ("encoder_layer", "encoder_window_layer", "sound_layer", "llm_layer")
 """Pieces that can recompute."""
 
 
@@ -106,6 +106,7 @@ class Curve:
         self.name = f"{built.label}{piece.name} {part}"
         self.unit = piece.unit()
         largest, segment = _limits(piece.name, request)
+        segment = min(segment, piece.max_segment_tokens or segment)
         segment = max(self._on_unit(min(segment, largest)), self.unit)
         self.pack_tokens = min(max(self._on_unit(_PACK_SEGMENT_TOKENS), self.unit), segment)
         self.last = segment if part == ATTENTION else self.allowed_up(largest)

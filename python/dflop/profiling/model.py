@@ -24,6 +24,7 @@ import torch
 from dflop.device import take_device
 from dflop.models.errors import profile_error
 from dflop.models.parameters import squared_norm
+from dflop.models.rules import trained_part
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
 from dflop.profiling.artifact import hash_config
@@ -302,7 +303,7 @@ def _is_tied(pieces: Sequence[Piece]) -> bool:
 
 def _row_bytes(request: Request) -> dict[str, int]:
     """Bytes of a hidden state, and of a feature where it is wider, as they pass between ranks."""
-    config = json.loads((request.model_dir / "config.json").read_bytes())
+    config, _ = trained_part(json.loads((request.model_dir / "config.json").read_bytes()))
     # The width of the text model.
     hidden, size = int(config.get("text_config", config)["hidden_size"]), DTYPES[request.dtype].itemsize
     wide = feature_width(request.model_dir)

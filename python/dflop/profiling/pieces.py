@@ -4,6 +4,7 @@
     encoder_layer          hidden          -> hidden        one layer of the stack
     encoder_window_layer   hidden          -> hidden        the same, with attention within windows
     projector              hidden          -> features      over encoder tokens
+    sound_embedding, sound_layer, sound_projector           the same of a second encoder, which reads sounds
     llm_embedding          ids, features   -> hidden        over LLM tokens
     llm_layer              hidden          -> hidden        one layer of the stack
     llm_head               hidden, targets -> loss          final norm, logits, loss, over label tokens
@@ -80,6 +81,8 @@ class Piece(Protocol):
     segment_tokens: int | None
     """Tokens of each segment, if the model has segments of one size only; None: of any size. If they have
     one size, attention is part of the linear time."""
+    max_segment_tokens: int | None
+    """The longest segment that the model has, whatever the data; None: there is no such limit."""
     wants_input_gradient: bool
     """False for a piece that reads pixels, sound or ids: its backward ends there."""
     is_tied: bool

@@ -54,7 +54,8 @@ def export(request: Mapping[str, Any]) -> int:
         raise hinted(profile_error(message), "name the directory of a run of `dflop train`")
     model = manifest["model"]
     source, dtype = Path(model["dir"]), str(request["dtype"] or model["dtype"])
-    whole, _ = load_adapter(source).build_whole()
+    adapter = load_adapter(source)
+    whole, _ = adapter.build_whole()
     print(f"reading {checkpoint}", file=sys.stderr, flush=True)
     parameters = read_parameters(checkpoint)
     num_buffers = len(kept_buffers(whole))
@@ -74,7 +75,9 @@ def export(request: Mapping[str, Any]) -> int:
         shard_bytes_max = int(request["shard_bytes_max"])
         own = None if template is None else Path(template)
         write_model(whole, parameters, source, out, _DTYPES[dtype], shard_bytes_max, own)
-    print(f"wrote {out}: {what}, {dtype}", file=sys.stderr, flush=True)
+    # Of a whole model that hears, thinks and talks.
+    alone = "" if not adapter.field_prefix else f" of the thinker alone: `{source}` still has the talker"
+    print(f"wrote {out}: {what}{alone}, {dtype}", file=sys.stderr, flush=True)
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dflop.child import run_child
 from dflop.models import FAMILIES
 from dflop.models.errors import hinted, profile_error
-from dflop.models.rules import check_rules, dropout_rules, read_family
+from dflop.models.rules import check_rules, dropout_rules, read_family, trained_part
 from dflop.models.weight_files import check_has_weights
 from dflop.runtime.progress import say
 
@@ -92,7 +92,8 @@ def _check_family(request: Mapping[str, Any]) -> None:
         hint = "other families can be profiled, planned and simulated; set `model.dir` to one that trains"
         raise hinted(error, hint) from None
     path = model_dir / "config.json"
-    check_rules(path, dropout_rules(json.loads(path.read_bytes())))
+    content, prefix = trained_part(json.loads(path.read_bytes()))
+    check_rules(path, dropout_rules(content), prefix)
     if config["train"]["recipe"] == "lora" and find_spec("peft") is None:
         message = "`train.recipe` is `lora`, which needs `peft`: it is not installed"
         raise hinted(profile_error(message), "pip install 'dflop[lora]'")

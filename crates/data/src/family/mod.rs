@@ -117,7 +117,8 @@ pub struct MediaShape {
     pub frame_indices: Vec<u32>,
     /// How the segments form parts that can be encoded separately; empty: they are one part.
     pub parts: Vec<EncoderParts>,
-    /// Rows and columns of patches of a tile, where pictures keep their own resolution.
+    /// Rows and columns of patches of a tile, where pictures keep their own resolution. Beside such pictures: of a window of
+    /// sound, how many rows it is to the encoder, and 1.
     pub patches: Option<(u32, u32)>,
 }
 

@@ -129,7 +129,8 @@ impl Qwen25Omni {
             pieces: vec![Piece::Features(whole * (each / 2) + last / 2)],
             frame_indices: Vec::new(),
             parts: EncoderParts::joined(parts.into_iter().filter(|part| part.count > 0)),
-            patches: None,
+            // What the encoder reads of a window: a row of two mel frames for each token, the last window filled up.
+            patches: Some((each, 1)),
         })
     }
 }

@@ -84,6 +84,7 @@ class _Piece(ABC):
     count = 1
     num_layers = 1
     segment_tokens: int | None = None
+    max_segment_tokens: int | None = None
     wants_input_gradient = True
     is_tied = False
 

@@ -18,7 +18,7 @@ import torch
 from dflop.models.experts import WITH_DENSE_FIRST, has_experts
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
-from dflop.models.rules import check_rules
+from dflop.models.rules import check_rules, trained_part
 from dflop.models.towers import backbone_of
 from dflop.profiling.families.lora import add_adapters
 from dflop.profiling.pieces import Prepared
@@ -61,6 +61,7 @@ class Source:
         model_class: Any,
         set_encoder_layers: Callable[[Any, int], None],
         encoder_attention: str = "sdpa",
+        encoders: tuple[str, ...] = (),
     ) -> None:
         """Reads `config.json`.
 
@@ -70,12 +71,14 @@ class Source:
             model_class: Hugging Face's class of the model, with `.model` and `.lm_head`.
             set_encoder_layers: sets the number of layers in the encoder's configuration, its first argument.
             encoder_attention: name of the attention function of the encoder's layers.
+            encoders: fields of the configuration that describe the encoders, where there are several.
         """
         self.path = model_dir / "config.json"
-        self._content = json.loads(self.path.read_bytes())
+        self._content, self._prefix = trained_part(json.loads(self.path.read_bytes()))
         self._config_class, self._model_class = config_class, model_class
         self._set_encoder_layers = set_encoder_layers
         self._encoder_attention = encoder_attention
+        self._encoders = encoders
         self.config = self._read()
 
     def _read(self) -> Any:
@@ -86,14 +89,24 @@ class Source:
         """Configuration of the backbone."""
         return self.config.text_config
 
-    @staticmethod
-    def _encoder_config(config: Any) -> Any:
-        return config.audio_config if hasattr(config, "audio_config") else config.vision_config
+    def encoders_of(self, config: Any) -> list[Any]:
+        """What a configuration says of each encoder.
+
+        Args:
+            config: Hugging Face's.
+
+        Returns:
+            Its parts; mostly one.
+        """
+        named = self._encoders or (
+            ("audio_config",) if hasattr(config, "audio_config") else ("vision_config",)
+        )
+        return [getattr(config, name) for name in named]
 
     @property
     def encoder(self) -> Any:
-        """Configuration of the encoder."""
-        return self._encoder_config(self.config)
+        """Configuration of the encoder; of several, of the first."""
+        return self.encoders_of(self.config)[0]
 
     def check(self, rules: Sequence[Rule]) -> None:
         """Refuses a configuration that breaks a rule.
@@ -104,7 +117,7 @@ class Source:
         Raises:
             ProfileError: one is broken.
         """
-        check_rules(self.path, rules)
+        check_rules(self.path, rules, self._prefix)
 
     def whole(self, num_layers: int) -> Any:
         """The whole model on the meta device, with few layers and a real rotary embedding.
@@ -123,12 +136,14 @@ class Source:
         if text.model_type in WITH_DENSE_FIRST and has_experts(self.text):
             # The first layers have no experts; those that are built stand for the layers behind them.
             text.first_k_dense_replace = 0
-        self._set_encoder_layers(self._encoder_config(config), num_layers)
+        for encoder in self.encoders_of(config):
+            self._set_encoder_layers(encoder, num_layers)
         with torch.device("meta"):
             whole = self._model_class(config)
         # Layers look their attention function up by this name at each call.
         text._attn_implementation = PACKED
-        self._encoder_config(config)._attn_implementation = self._encoder_attention
+        for encoder in self.encoders_of(config):
+            encoder._attn_implementation = self._encoder_attention
         backbone = backbone_of(whole)
         backbone.rotary_emb = type(backbone.rotary_emb)(config=text)
         for module in backbone.layers.modules():
@@ -183,6 +198,7 @@ class ModelPiece:
     """(what `take` gave, segments, settings) -> inputs."""
     num_layers: int = 1
     segment_tokens: int | None = None
+    max_segment_tokens: int | None = None
     wants_input_gradient: bool = True
     is_tied: bool = False
     kind: Callable[[PieceSettings], AttentionKind] | None = None
