@@ -310,7 +310,7 @@ fn a_first_layer_without_experts_counts_as_one_with_them() {
     // Of 108 billion parameters a token reads 14, those of encoder, embedding and head among them.
     let read = architecture.num_parameters() - architecture.llm.num_unread_parameters();
     assert_eq!(architecture.llm.num_unread_parameters(), 45 * 120 * 3 * 4_096 * 1_408);
-    assert_eq!((read as f64 / 1e9).round(), 14.0);
+    assert_eq!(read / 1_000_000_000, 14);
 }
 
 /// Time follows the experts that a token reads, memory all of them; few rows an expert are slower than their operations say.
