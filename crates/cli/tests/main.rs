@@ -17,4 +17,5 @@ mod schedule;
 mod session;
 mod shapes;
 mod watch;
+mod what_if;
 mod writes;

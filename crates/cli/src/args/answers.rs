@@ -60,7 +60,8 @@ pub(crate) struct Simulate {
     /// cluster.ranks_per_node, cluster.device (a device that dflop models lists), cluster.memory_budget_bytes,
     /// network.cluster_bytes_per_s, network.node_bytes_per_s, train.global_batch_size (without it, the number of samples
     /// for each rank stays), train.num_microbatches, train.bucket_tokens_max, train.recipe, data.weights.KIND (which fraction of
-    /// the samples is text, image, multi_image, video or audio).
+    /// the samples is text, image, multi_image, video or audio). Values have the limits that dflop.yaml has for the field;
+    /// a step may have 16,384 samples, or as many as the data has. If no combination has a plan, the exit status is 1.
     #[arg(long, value_name = "FIELD=VALUES", value_parser = setting, conflicts_with_all = ["durations", "num_ranks", "trace"])]
     pub(crate) set: Vec<Setting>,
     /// Write the rows of --set as CSV

@@ -15,6 +15,7 @@ pub(super) fn launch(
     launcher: Launcher,
     plan: &RankedPlan,
     global_batch_size: u32,
+    num_llm_layers: u32,
     ranks_per_node: u32,
     config: &Path,
 ) -> String {
@@ -40,8 +41,8 @@ pub(super) fn launch(
             );
         }
         Launcher::Kubernetes => text.push_str(&kubernetes(nodes, per_node, &path)),
-        Launcher::Megatron => text.push_str(&foreign::megatron(plan, global_batch_size)),
-        Launcher::Torchtitan => text.push_str(&foreign::torchtitan(plan, global_batch_size)),
+        Launcher::Megatron => text.push_str(&foreign::megatron(plan, global_batch_size, num_llm_layers)),
+        Launcher::Torchtitan => text.push_str(&foreign::torchtitan(plan, global_batch_size, num_llm_layers)),
         Launcher::Slurm => {
             // One agent a node; the signal reaches every rank two minutes before the time ends, and training ends in order.
             // A shell on each node, which torchrun takes the place of, fills in the node's own name.
@@ -154,17 +155,17 @@ mod tests {
     #[test]
     fn one_node_needs_no_meeting_point() {
         assert_eq!(
-            launch(Launcher::Torchrun, &plan(4), 16, 8, Path::new("it's/dflop.yaml")),
+            launch(Launcher::Torchrun, &plan(4), 16, 28, 8, Path::new("it's/dflop.yaml")),
             "torchrun --standalone --nproc-per-node 4 --no-python dflop train --config 'it'\\''s/dflop.yaml'\n"
         );
     }
 
     #[test]
     fn several_nodes_meet_at_the_first() {
-        let command = launch(Launcher::Torchrun, &plan(64), 256, 8, Path::new("dflop.yaml"));
+        let command = launch(Launcher::Torchrun, &plan(64), 256, 28, 8, Path::new("dflop.yaml"));
         assert!(command.contains("--nnodes 8 --nproc-per-node 8"), "{command}");
         assert!(command.contains("--rdzv-endpoint \"${HEAD:?}:29400\""), "{command}");
-        let job = launch(Launcher::Slurm, &plan(64), 256, 8, Path::new("dflop.yaml"));
+        let job = launch(Launcher::Slurm, &plan(64), 256, 28, 8, Path::new("dflop.yaml"));
         assert!(job.starts_with("#!/bin/bash\n#SBATCH"), "{job}");
         assert!(job.contains("#SBATCH --nodes=8\n"), "{job}");
         assert!(job.contains("srun bash -c 'exec torchrun --nnodes 8 --nproc-per-node 8"), "{job}");
@@ -172,7 +173,7 @@ mod tests {
 
     #[test]
     fn pods_are_nodes_and_meet_at_the_first() {
-        let manifest = launch(Launcher::Kubernetes, &plan(64), 256, 8, Path::new("it's/dflop.yaml"));
+        let manifest = launch(Launcher::Kubernetes, &plan(64), 256, 28, 8, Path::new("it's/dflop.yaml"));
         assert!(
             manifest.contains("  completionMode: Indexed\n  completions: 8\n  parallelism: 8\n"),
             "{manifest}"
@@ -187,7 +188,7 @@ mod tests {
             manifest.contains("            - '--config'\n            - 'it''s/dflop.yaml'\n"),
             "{manifest}"
         );
-        let one = launch(Launcher::Kubernetes, &plan(4), 16, 8, Path::new("dflop.yaml"));
+        let one = launch(Launcher::Kubernetes, &plan(4), 16, 28, 8, Path::new("dflop.yaml"));
         assert!(one.contains("  completions: 1\n"), "{one}");
         assert!(
             one.contains("- '--standalone'\n            - '--nproc-per-node'\n            - '4'\n"),

@@ -5,7 +5,7 @@
 //! torchtitan's `config/job_config.py`, read on 2026-11-23.
 
 use dflop_types::number::counted;
-use dflop_types::{Layout, RankOrder, RankedPlan, Recompute, Zero};
+use dflop_types::{Component, Layout, RankOrder, RankedPlan, Recompute, Zero};
 
 /// Arguments, one a line, and what they leave out as comments.
 fn lines(arguments: &[String], lacks: &[String]) -> String {
@@ -47,12 +47,84 @@ fn has_stages_side_by_side(layout: &Layout) -> bool {
     layout.has_rank_orders() && layout.rank_order == RankOrder::TpPpDp
 }
 
+/// Samples of a microbatch of a trainer whose microbatches are of one size, and what is left over where the global batch is no
+/// whole number of them: both trainers refuse to start then.
+fn microbatch(plan: &RankedPlan, global_batch_size: u32) -> (u32, Option<String>) {
+    let dp = replicas(plan).max(1);
+    let samples = (global_batch_size / (plan.num_microbatches * dp).max(1)).max(1);
+    let all = dp * samples;
+    let below = global_batch_size - global_batch_size % all;
+    let near = if below > 0 { format!("{below} or {}", below + all) } else { all.to_string() };
+    let lack = (!global_batch_size.is_multiple_of(all)).then(|| {
+        format!(
+            "a global batch of {}, which {} with {} each do not divide: they start with {near}",
+            counted(global_batch_size.into(), "sample"),
+            counted(dp.into(), "replica"),
+            counted(samples.into(), "sample")
+        )
+    });
+    (samples, lack)
+}
+
+/// Layers of the LLM backbone by stage, as people read them.
+fn cut_lack(stages: &[u32], theirs: &str) -> String {
+    let layers: Vec<String> = stages.iter().map(u32::to_string).collect();
+    format!("stages of {} layers: {theirs}", layers.join("+"))
+}
+
+/// Megatron-LM's arguments for a cut into stages; `None` if it has none. The first and the last rank may hold other numbers of
+/// layers than those between, which are equal; the chunks of a rank are equal.
+fn megatron_cut(stages: &[u32], pp: u32) -> Option<Vec<String>> {
+    let pp = pp.max(1) as usize;
+    let of_rank = |rank: usize| stages.iter().skip(rank).step_by(pp);
+    let is_equal = |rank: usize| of_rank(rank).all(|layers| Some(layers) == stages.get(rank));
+    if !(0..pp).all(is_equal) {
+        return None;
+    }
+    let all: Vec<u32> = (0..pp).map(|rank| of_rank(rank).sum()).collect();
+    let (&[first, .., last], inner) = (all.as_slice(), all.get(1..pp - 1).unwrap_or_default()) else {
+        return Some(Vec::new());
+    };
+    if inner.windows(2).any(|pair| pair[0] != pair[1]) {
+        return None;
+    }
+    if all.iter().all(|&layers| layers == first) {
+        return Some(Vec::new());
+    }
+    Some(vec![
+        format!("--decoder-first-pipeline-num-layers {first}"),
+        format!("--decoder-last-pipeline-num-layers {last}"),
+    ])
+}
+
+/// Layers that torchtitan's first and last stage have less than its even cut, for a cut into stages; `None` if it has none. It
+/// cuts the layers and both numbers together evenly, the first stages one more, and takes the numbers off again
+/// (`generate_llm_fqn_per_model_part` in its `distributed/pipeline_parallel.py`).
+fn torchtitan_cut(stages: &[u32]) -> Option<[u32; 2]> {
+    let &[.., last] = stages else { return None };
+    let most = stages.iter().copied().max().unwrap_or(0);
+    let count = stages.len() as u32;
+    let is_it = |&[less_first, less_last]: &[u32; 2]| {
+        let all = stages.iter().sum::<u32>() + less_first + less_last;
+        let (even, more) = (all / count, all % count);
+        let theirs = (0..count).map(|stage| even + u32::from(stage < more));
+        let ours = (0..count).zip(stages).map(|(stage, &layers)| {
+            layers + if stage == 0 { less_first } else { 0 } + if stage == count - 1 { less_last } else { 0 }
+        });
+        less_first.max(less_last) <= even && theirs.eq(ours)
+    };
+    let tried = (0..=most - stages[0] + 1)
+        .flat_map(|less_first| (0..=most - last + 1).map(move |less_last| [less_first, less_last]));
+    tried.into_iter().find(is_it)
+}
+
 /// Megatron-LM's.
-pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
+pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32, num_llm_layers: u32) -> String {
     let (layout, llm) = (plan.layout, plan.layout.llm);
     let mut lacks = of_both(plan);
     lacks.extend(left_over(plan));
-    let microbatch = (global_batch_size / (plan.num_microbatches * replicas(plan)).max(1)).max(1);
+    let (microbatch, lack) = microbatch(plan, global_batch_size);
+    lacks.extend(lack);
     let mut arguments = vec![
         format!("--tensor-model-parallel-size {}", llm.tp),
         format!("--pipeline-model-parallel-size {}", llm.pp),
@@ -63,6 +135,14 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
     ];
     if layout.is_interleaved() {
         arguments.push(format!("--num-virtual-stages-per-pipeline-rank {}", layout.llm_interleave));
+    }
+    let stages = layout.stage_layers(Component::Llm, num_llm_layers);
+    match megatron_cut(&stages, llm.pp) {
+        Some(cut) => arguments.extend(cut),
+        None => lacks.push(cut_lack(
+            &stages,
+            "its ranks between the first and the last have equal ones, and so have the chunks of a rank; with a total that these do not divide it does not start",
+        )),
     }
     // Without it the replicas of a stage stand next to each other.
     if has_stages_side_by_side(&layout) {
@@ -138,14 +218,19 @@ fn recomputes_otherwise(plan: &RankedPlan) -> impl Iterator<Item = String> {
 }
 
 /// torchtitan's.
-pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
+pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32, num_llm_layers: u32) -> String {
     let (layout, llm) = (plan.layout, plan.layout.llm);
     let mut lacks = of_both(plan);
     lacks.extend(left_over(plan));
     if has_stages_side_by_side(&layout) {
         lacks.push("stages next to each other: its replicas of a stage are".to_owned());
     }
+    let (microbatch, lack) = microbatch(plan, global_batch_size);
+    lacks.extend(lack);
     let dp = replicas(plan);
+    // With a pipeline, the local batch is all microbatches of a step.
+    let in_flight = if llm.pp > 1 { plan.num_microbatches } else { 1 };
+    let local = (global_batch_size / dp.max(1)).min(microbatch * in_flight).max(1);
     let shard =
         if layout.zero == Zero::Nothing { 1 } else { layout.shard_ranks.unwrap_or(dp).min(dp).max(1) };
     let mut arguments = vec![
@@ -154,11 +239,23 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
         format!("--parallelism.data_parallel_replicate_degree {}", dp / shard),
         format!("--parallelism.data_parallel_shard_degree {shard}"),
         format!("--training.global_batch_size {global_batch_size}"),
-        format!(
-            "--training.local_batch_size {}",
-            (global_batch_size / (plan.num_microbatches * dp).max(1)).max(1)
-        ),
+        format!("--training.local_batch_size {local}"),
     ];
+    if llm.pp > 1 {
+        arguments.push(format!("--parallelism.pipeline_parallel_microbatch_size {microbatch}"));
+        let stages = layout.stage_layers(Component::Llm, num_llm_layers);
+        match torchtitan_cut(&stages) {
+            // Both are 1 where they are not given.
+            Some([first, last]) => arguments.extend([
+                format!("--parallelism.pipeline_parallel_first_stage_less_layers {first}"),
+                format!("--parallelism.pipeline_parallel_last_stage_less_layers {last}"),
+            ]),
+            None => lacks.push(cut_lack(
+                &stages,
+                "its own differ by one but for the first and the last (`module_fqns_per_model_part` in the configuration names the modules of each)",
+            )),
+        }
+    }
     match layout.zero {
         Zero::Nothing | Zero::Gradients => {}
         Zero::States => lacks.push("optimizer states cut alone: its FSDP cuts gradients too".to_owned()),
@@ -193,7 +290,7 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_types::{ComponentLayout, PipelineOrder, PlanPrediction, Recomputation};
+    use dflop_types::{ComponentLayout, LayerCut, PipelineOrder, PlanPrediction, Recomputation};
 
     fn plan(layout: Layout, mode: Recompute) -> RankedPlan {
         recomputing(layout, Recomputation::both(mode))
@@ -216,7 +313,7 @@ mod tests {
         let of = |text: &str| {
             text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
         };
-        let megatron = of(&megatron(&plan(hybrid, Recompute::Full), 256));
+        let megatron = of(&megatron(&plan(hybrid, Recompute::Full), 256, 28));
         for argument in [
             "--tensor-model-parallel-size 1",
             "--global-batch-size 256",
@@ -227,7 +324,7 @@ mod tests {
         ] {
             assert!(megatron.contains(&argument.to_owned()), "{argument}: {megatron:?}");
         }
-        let torchtitan = of(&torchtitan(&plan(hybrid, Recompute::Selective), 256));
+        let torchtitan = of(&torchtitan(&plan(hybrid, Recompute::Selective), 256, 28));
         for argument in [
             "--parallelism.data_parallel_replicate_degree 8",
             "--parallelism.data_parallel_shard_degree 8",
@@ -243,7 +340,7 @@ mod tests {
     fn what_they_lack_is_said() {
         let degrees = |pp, dp| ComponentLayout { tp: 1, pp, dp };
         let apart = plan(Layout::disaggregated(degrees(1, 2), degrees(4, 3)), Recompute::None);
-        for text in [megatron(&apart, 32), torchtitan(&apart, 32)] {
+        for text in [megatron(&apart, 32, 28), torchtitan(&apart, 32, 28)] {
             assert!(text.contains("# not expressed: encoder ranks apart (2 of 14)"), "{text}");
             assert!(text.contains("# not expressed: 2 ranks that are left over by 1 x 4"), "{text}");
             assert!(text.contains("# not expressed: samples balanced"), "{text}");
@@ -251,21 +348,86 @@ mod tests {
         let near = Layout { rank_order: RankOrder::TpDpPp, ..apart.layout };
         for (layout, is_said) in [(apart.layout, true), (near, false)] {
             let of = plan(layout, Recompute::None);
-            assert_eq!(megatron(&of, 32).contains("--use-tp-pp-dp-mapping"), is_said);
-            assert_eq!(torchtitan(&of, 32).contains("# not expressed: stages next to each other"), is_said);
+            assert_eq!(megatron(&of, 32, 28).contains("--use-tp-pp-dp-mapping"), is_said);
+            assert_eq!(
+                torchtitan(&of, 32, 28).contains("# not expressed: stages next to each other"),
+                is_said
+            );
         }
         let llm_alone = Recomputation { encoder: Recompute::None, llm: Recompute::Full };
         let unequal = recomputing(Layout::colocated(4, Zero::Nothing), llm_alone);
         for (text, argument) in [
-            (megatron(&unequal, 32), "--recompute-granularity full"),
-            (torchtitan(&unequal, 32), "--activation_checkpoint.mode full"),
+            (megatron(&unequal, 32, 28), "--recompute-granularity full"),
+            (torchtitan(&unequal, 32, 28), "--activation_checkpoint.mode full"),
         ] {
             assert!(text.contains(argument), "{text}");
             assert!(text.contains("# not expressed: recomputation of the encoder by itself: none"), "{text}");
         }
         assert!(
-            !megatron(&plan(Layout::colocated(4, Zero::Nothing), Recompute::None), 16)
+            !megatron(&plan(Layout::colocated(4, Zero::Nothing), Recompute::None), 16, 28)
                 .contains("encoder ranks apart")
         );
+    }
+
+    /// A cut is in their own arguments where they have some for it, and is said where they have none.
+    #[test]
+    fn a_cut_is_theirs_or_said() {
+        let argument = |first: u32, last: u32| {
+            Some(vec![
+                format!("--decoder-first-pipeline-num-layers {first}"),
+                format!("--decoder-last-pipeline-num-layers {last}"),
+            ])
+        };
+        for (stages, pp, megatron, torchtitan) in [
+            (&[7, 7, 7, 7][..], 4, Some(Vec::new()), Some([0, 0])),
+            (&[5, 6, 6, 6, 5], 5, argument(5, 5), Some([1, 0])),
+            // 29 over five stages are 6+6+6+6+5, and the last has one less.
+            (&[6, 6, 6, 6, 4], 5, argument(6, 4), Some([0, 1])),
+            (&[13, 15], 2, argument(13, 15), Some([2, 0])),
+            (&[7, 6, 5, 5, 5], 5, None, None),
+            (&[5, 7, 6, 5, 5], 5, None, None),
+            // Chunks of two ranks: both of a rank are equal.
+            (&[6, 8, 6, 8], 2, argument(12, 16), None),
+            (&[6, 8, 7, 7], 2, None, Some([2, 0])),
+            (&[28], 1, Some(Vec::new()), Some([0, 0])),
+        ] {
+            assert_eq!(megatron_cut(stages, pp), megatron, "{stages:?}");
+            assert_eq!(torchtitan_cut(stages), torchtitan, "{stages:?}");
+        }
+    }
+
+    /// 64 samples on 3 pipelines of 5 stages: 28 layers are no multiple of 5, nor 64 of 3.
+    #[test]
+    fn what_does_not_divide_is_said() {
+        let degrees = |pp, dp| ComponentLayout { tp: 1, pp, dp };
+        let cut = LayerCut::new(&[5, 6, 6, 6, 5]).unwrap();
+        let even = Layout::disaggregated(degrees(1, 2), degrees(5, 3));
+        let of = plan(Layout { llm_cut: Some(cut), ..even }, Recompute::None);
+        let texts = [megatron(&of, 64, 28), torchtitan(&of, 64, 28)];
+        for text in &texts {
+            assert!(
+                text.contains("# not expressed: a global batch of 64 samples, which 3 replicas with 5 samples each do not divide: they start with 60 or 75\n"),
+                "{text}"
+            );
+            assert!(!text.contains("# not expressed: stages of"), "{text}");
+        }
+        assert!(
+            texts[0]
+                .contains("--decoder-first-pipeline-num-layers 5\n--decoder-last-pipeline-num-layers 5\n")
+        );
+        for argument in ["first_stage_less_layers 1", "last_stage_less_layers 0", "microbatch_size 5"] {
+            assert!(
+                texts[1].contains(&format!("--parallelism.pipeline_parallel_{argument}\n")),
+                "{}",
+                texts[1]
+            );
+        }
+        assert!(texts[1].contains("--training.local_batch_size 20\n"), "{}", texts[1]);
+        let uneven = LayerCut::new(&[7, 6, 5, 5, 5]).unwrap();
+        let of = plan(Layout { llm_cut: Some(uneven), ..even }, Recompute::None);
+        for text in [megatron(&of, 60, 28), torchtitan(&of, 60, 28)] {
+            assert!(text.contains("# not expressed: stages of 7+6+5+5+5 layers: "), "{text}");
+            assert!(!text.contains("# not expressed: a global batch"), "{text}");
+        }
     }
 }

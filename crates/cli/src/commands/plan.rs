@@ -106,7 +106,9 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     match arguments.emit {
         Some(launcher) => {
             let (size, of_node) = (plan.global_batch_size, config.cluster.ranks_per_node);
-            out!("{}", launch(launcher, &plan.best, size, of_node, &arguments.files.config.config));
+            let num_layers = inputs.model_profile.num_llm_layers();
+            let config = &arguments.files.config.config;
+            out!("{}", launch(launcher, &plan.best, size, num_layers, of_node, config));
         }
         None if !arguments.json => {
             out!("{}", explain(&outcome));

@@ -193,6 +193,7 @@ fn ways(
 }
 
 fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
+    what_if::check_named_once(&arguments.set)?;
     let inputs = Inputs::read_to_plan(&arguments.files.inputs)?;
     inputs.note_device();
     if !arguments.set.is_empty() {

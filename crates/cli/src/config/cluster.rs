@@ -3,6 +3,7 @@
 use super::section::Section;
 use dflop_analytic::HARDWARE;
 use serde::Serialize;
+use std::ops::RangeInclusive;
 
 /// `cluster:`
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -19,6 +20,13 @@ pub struct ClusterSection {
     pub hardware: Option<String>,
 }
 
+impl ClusterSection {
+    /// Limits of `num_ranks` and `ranks_per_node`.
+    pub(crate) const NUM_RANKS: RangeInclusive<u64> = 1..=100_000;
+    /// Limits of `memory_budget_bytes`.
+    pub(crate) const MEMORY_BUDGET_BYTES: RangeInclusive<u64> = 1..=1 << 50;
+}
+
 /// Devices of a node of the hardware table.
 const NODE_DEVICES: u32 = 8;
 
@@ -30,7 +38,7 @@ fn largest_divisor(number: u32, most: u32) -> u32 {
 /// The fields of `cluster:`.
 pub(super) fn cluster_section(section: &mut Section<'_, '_>) -> ClusterSection {
     let num_problems = section.problems.len();
-    let num_ranks = section.count("num_ranks", 1..=100_000, None) as u32;
+    let num_ranks = section.count("num_ranks", ClusterSection::NUM_RANKS, None) as u32;
     let known: Vec<&str> =
         ["cpu", "cuda"].into_iter().chain(HARDWARE.iter().map(|device| device.name)).collect();
     let device = section.choice("device", &known, "cpu");
@@ -39,8 +47,10 @@ pub(super) fn cluster_section(section: &mut Section<'_, '_>) -> ClusterSection {
     let of_node = if hardware.is_some() { largest_divisor(num_ranks, NODE_DEVICES) } else { num_ranks };
     let cluster = ClusterSection {
         num_ranks,
-        ranks_per_node: section.count("ranks_per_node", 1..=100_000, Some(u64::from(of_node))) as u32,
-        memory_budget_bytes: section.optional_count("memory_budget_bytes", 1..=1 << 50),
+        ranks_per_node: section.count("ranks_per_node", ClusterSection::NUM_RANKS, Some(u64::from(of_node)))
+            as u32,
+        memory_budget_bytes: section
+            .optional_count("memory_budget_bytes", ClusterSection::MEMORY_BUDGET_BYTES),
         // PyTorch knows devices of both vendors by this name.
         device: if hardware.is_some() { "cuda".to_owned() } else { device },
         hardware,

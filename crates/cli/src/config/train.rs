@@ -4,6 +4,7 @@ use super::section::Section;
 use dflop_step::{Arm, GiantPolicy};
 use dflop_types::Recipe;
 use serde::Serialize;
+use std::ops::RangeInclusive;
 
 /// The name of an order that the plan chooses.
 const AUTO: &str = "auto";
@@ -75,15 +76,26 @@ pub struct TrainSection {
     pub pipeline_order: String,
 }
 
+impl TrainSection {
+    /// Limits of `global_batch_size`.
+    pub(crate) const GLOBAL_BATCH_SIZE: RangeInclusive<u64> = 1..=1 << 24;
+    /// Limits of `num_microbatches`.
+    pub(crate) const NUM_MICROBATCHES: RangeInclusive<u64> = 1..=1 << 16;
+    /// Limits of `bucket_tokens_max`.
+    pub(crate) const BUCKET_TOKENS_MAX: RangeInclusive<u64> = 1..=1 << 40;
+}
+
 /// The fields of `train:`.
 pub(super) fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
     let train = TrainSection {
-        global_batch_size: section.count("global_batch_size", 1..=1 << 24, None) as u32,
-        num_microbatches: section.optional_count("num_microbatches", 1..=1 << 16).map(|m| m as u32),
+        global_batch_size: section.count("global_batch_size", TrainSection::GLOBAL_BATCH_SIZE, None) as u32,
+        num_microbatches: section
+            .optional_count("num_microbatches", TrainSection::NUM_MICROBATCHES)
+            .map(|m| m as u32),
         giants: section.parsed("giants", GiantPolicy::Alone).to_string(),
         giant_llm_tokens: section.optional_count("giant_llm_tokens", 1..=1 << 40),
         giant_steps_max: section.count("giant_steps_max", 1..=1_000_000, Some(7)) as u32,
-        bucket_tokens_max: section.optional_count("bucket_tokens_max", 1..=1 << 40),
+        bucket_tokens_max: section.optional_count("bucket_tokens_max", TrainSection::BUCKET_TOKENS_MAX),
         steps: section.count("steps", 1..=1 << 40, None),
         precision: section.choice("precision", &["bf16", "fp32"], ""),
         learning_rate: section.number("learning_rate", 0.0..=1e3, 1e-4),

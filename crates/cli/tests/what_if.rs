@@ -1,0 +1,99 @@
+//! `dflop simulate --set`: what is refused before any search, and what rows say that have no plan.
+
+use crate::common::Session;
+use std::fs;
+
+fn session() -> Session {
+    let session = Session::new();
+    let config = "model: {name: llava-onevision-qwen2-7b}\n\
+                  data: {mixture: demo/data/mixture.yaml, video_max_frames: 16}\n\
+                  cluster: {device: h100, num_ranks: 8}\n";
+    fs::write(session.path("dflop.yaml"), config).unwrap();
+    session
+}
+
+fn simulate(session: &Session, flags: &[&str]) -> String {
+    session.dflop(&[&["simulate"][..], flags].concat())
+}
+
+/// Each is an error of the arguments that says its rule, and nothing is searched for the values before the wrong one.
+#[test]
+fn what_cannot_be_set_is_refused_before_the_first_search() {
+    let session = session();
+    for (set, expected) in [
+        (&["cluster.num_ranks=8,8.0"][..], "the value 8.0 comes twice, must come once"),
+        (&["cluster.num_ranks=8", "cluster.num_ranks=16"], "the field is named twice, must be once"),
+        (&["cluster.device=a100,h100,nope"], "no hardware named `nope`"),
+        (
+            &["cluster.num_ranks=8,100001"],
+            "`--set cluster.num_ranks=100001`: must be an integer from 1 to 100000",
+        ),
+        (&["cluster.ranks_per_node=8,0"], "must be an integer from 1 to 100000"),
+        (&["cluster.ranks_per_node=8,3"], "must divide `cluster.num_ranks`, 8"),
+        (&["cluster.memory_budget_bytes=8e10,1e16"], "must be an integer from 1 to 1125899906842624"),
+        (&["train.global_batch_size=32,4294967295"], "must be an integer from 1 to 16777216"),
+        (
+            &["train.global_batch_size=32,1000000"],
+            "`--set train.global_batch_size=1000000`: a step of 1,000,000 samples, at most 16,384 where the data has 48",
+        ),
+        (&["cluster.num_ranks=8,100000"], "`--set cluster.num_ranks=100000`: a step of 400,000 samples"),
+        (&["train.num_microbatches=2,65537"], "must be an integer from 1 to 65536"),
+        (&["train.bucket_tokens_max=1e5,2e12"], "must be an integer from 1 to 1099511627776"),
+        (&["network.node_bytes_per_s=1e9,0"], "must be an integer from 1 to"),
+        (&["train.recipe=full,some"], "recipe `some`, must be one of: full, "),
+        (&["data.weights.video=0.1,1.5"], "must be from 0 to 1"),
+        (
+            &["data.weights.video=0.1", "data.weights.text=0.2,0.95"],
+            "the parts add up to 1.05, must to 1 at most",
+        ),
+        (&["data.weights.audio=0,0.1"], "the data has no such sample"),
+        (&["train.seed=1"], "is no field that can be set\n\nhint: fields: cluster.num_ranks"),
+    ] {
+        let flags: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
+        let said = simulate(&session, &flags);
+        let stdout = said.split("--- stdout\n").nth(1).unwrap();
+        assert!(stdout.starts_with("--- stderr\n") && said.contains("status: 2"), "{said}");
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    // A place that cannot be written is told before the searches too.
+    let said = simulate(&session, &["--set", "cluster.num_ranks=8", "--csv", "dflop.yaml"]);
+    assert!(said.contains("status: 2") && said.contains("cannot write a table"), "{said}");
+}
+
+/// A row without a plan says why and leaves the others; where no row has one, that is the answer.
+#[test]
+fn a_row_without_a_plan_says_why() {
+    let session = session();
+    for (field, few, enough, reason) in [
+        ("train.bucket_tokens_max", "100", "100000", "LLM tokens, `bucket_tokens_max` is 100 for a bucket"),
+        ("cluster.memory_budget_bytes", "1", "80000000000", "memory budget is 1 bytes"),
+    ] {
+        let both = format!("{field}={few},{enough}");
+        let said = simulate(&session, &["--set", &both, "--csv", "rows.csv"]);
+        assert!(said.contains("status: 0"), "{said}");
+        let text = fs::read_to_string(session.path("rows.csv")).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() == 3 && lines[0].ends_with(",layout,reason"), "{text}");
+        assert!(lines[1].starts_with(few) && lines[1].contains("no plan fits"), "{text}");
+        assert!(lines[1].contains(reason), "{text}");
+        assert!(lines[2].starts_with(enough) && lines[2].ends_with(','), "{text}");
+        let said = simulate(&session, &["--set", &format!("{field}={few}")]);
+        assert!(said.contains("status: 1") && said.contains("error: no plan fits: "), "{said}");
+        assert!(said.matches(reason).count() == 2 && said.contains("\nhint: raise "), "{said}");
+    }
+}
+
+/// The order in which fields are named decides nothing: a rate set before the device is that of the device's links.
+#[test]
+fn the_order_of_settings_is_no_setting() {
+    let session = session();
+    let rate = ["--set", "network.node_bytes_per_s=1000000000"];
+    let device = ["--set", "cluster.device=a100"];
+    let step_ms = |flags: &[&[&str]]| {
+        let said = simulate(&session, &[flags.concat().as_slice(), &["--json"]].concat());
+        let line = said.lines().find(|line| line.contains("\"step_ms\"")).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("{said}"))
+    };
+    assert_eq!(step_ms(&[&rate, &device]), step_ms(&[&device, &rate]));
+    assert_ne!(step_ms(&[&rate, &device]), step_ms(&[&device]));
+}
