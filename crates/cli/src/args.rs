@@ -174,7 +174,7 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "PRICE", requires = "samples", value_parser = price)]
     pub(crate) price_per_gpu_hour: Option<f64>,
     /// Number of samples of a run; prints how many hours it takes with the plan and with each baseline
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000_000))]
     pub(crate) samples: Option<u64>,
     /// Print JSON
     #[arg(long)]
@@ -207,10 +207,13 @@ pub(crate) enum Launcher {
     Torchtitan,
 }
 
+/// The highest price of a device and hour, in any currency: what a run costs then still is a number that people read.
+const PRICE_MAX: f64 = 1e6;
+
 /// A price, more than 0.
 fn price(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "must be a number above 0".to_owned())
+    let number = text.parse::<f64>().ok().filter(|number| *number > 0.0 && *number <= PRICE_MAX);
+    number.ok_or_else(|| format!("must be a number above 0, at most {PRICE_MAX}"))
 }
 
 /// A number of seconds, more than 0.

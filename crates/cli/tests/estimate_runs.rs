@@ -3,6 +3,7 @@
 // `allow-unwrap-in-tests` knows test functions, not what they share.
 #![allow(clippy::unwrap_used)]
 
+use dflop_types::thousands;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -82,6 +83,24 @@ fn memory_of_megatron() {
     for row in rows(&said.table) {
         let share = number(&row, "predicted_peak_bytes") / number(&row, "peak_allocated_bytes");
         assert!((1.0..1.03).contains(&share), "{}: {share}", row["gpu"]);
+    }
+}
+
+/// What the page of results says of these runs is what is predicted today.
+#[test]
+fn the_page_of_results_has_these_predictions() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/2026-11_estimate_runs.md");
+    let page = fs::read_to_string(page).unwrap();
+    let said = estimate(&fs::read_to_string(fixture("megatron_7b.csv")).unwrap(), &[]);
+    for row in rows(&said.table) {
+        let (predicted, measured) = (number(&row, "predicted_ms"), number(&row, "step_ms_median"));
+        let cells = format!(
+            "| {} ms | {:+.0} % |",
+            thousands(predicted.round() as u64),
+            (predicted / measured - 1.0) * 100.0
+        );
+        let line = page.lines().find(|line| line.starts_with(&format!("| {} |", row["gpu"]))).unwrap();
+        assert!(line.ends_with(&cells), "{cells}: {line}");
     }
 }
 

@@ -118,3 +118,58 @@ fn a_renewed_profile_says_so_and_a_foreign_run_is_refused() {
     let said = session.dflop(&renew);
     assert!(said.contains("`demo/run` holds 0 measured steps, must be at least 4"), "{said}");
 }
+
+/// Two arms that ran the same 12 steps are 24 measurements, not 24 steps of which the last is step 11.
+#[test]
+fn a_comparison_says_that_its_arms_ran_the_same_steps() {
+    let session = with_run(1.25);
+    for log in ["schedules.jsonl", "trace.jsonl", "metrics.jsonl"] {
+        session.edit(&format!("demo/run/{log}"), |text| {
+            let other = text.replace(r#""arm":"aware""#, r#""arm":"blind""#);
+            assert_ne!(text, other);
+            text + &other
+        });
+    }
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--from-run", "demo/run"]);
+    let expected = "24 measured steps of `demo/run`, a comparison: 2 arms run the same steps, up to step 11: against the profile";
+    assert!(said.contains("status: 0") && said.contains(expected), "{said}");
+    let shown = session.dflop(&["show", "demo/model_profile.live.json"]);
+    assert!(shown.contains("renewed by 24 measured steps of a comparison, the last is step 11:"), "{shown}");
+}
+
+/// A plan that a run beside it needs is not replaced without a word; the same plan again is no other.
+#[test]
+fn a_plan_that_a_run_has_is_replaced_with_a_note() {
+    let session = with_run(1.0);
+    let note = "note: `demo/run` was trained with the plan that is now replaced in `demo/plan.json`";
+    for (only, is_replaced) in
+        [("colocated=false", false), ("colocated=true", true), ("colocated=false", false)]
+    {
+        let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", only]);
+        assert!(said.contains("status: 0"), "{said}");
+        assert_eq!(said.contains(note), is_replaced, "{said}");
+    }
+    let said = session.dflop(&[
+        "plan",
+        "-c",
+        "demo/dflop.yaml",
+        "--only",
+        "colocated=true",
+        "--out",
+        "demo/other.json",
+    ]);
+    assert!(said.contains("status: 0") && !said.contains("replaced"), "{said}");
+}
+
+/// A cost that no longer is a number is refused by its price.
+#[test]
+fn a_price_has_a_limit() {
+    let session = Session::new();
+    for price in ["1e308", "1000001", "inf", "0"] {
+        let said = session.dflop(&["plan", "--samples", "1000", "--price-per-gpu-hour", price]);
+        assert!(
+            said.contains("status: 2") && said.contains("must be a number above 0, at most 1000000"),
+            "{said}"
+        );
+    }
+}

@@ -11,7 +11,7 @@ use dflop_types::{
     DataProfile, ModelProfile, Plan, RankedPlan, SampleIndex, artifact, counted, number, thousands,
 };
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -39,6 +39,8 @@ pub(super) struct FromRun {
     /// The profile with the run's times.
     pub(super) renewed: ModelProfile,
     num_steps: u64,
+    /// Arms that they were measured under.
+    num_arms: u64,
     last_step: u64,
 }
 
@@ -132,8 +134,9 @@ impl FromRun {
             (measured.len() as u64, measured.iter().map(|(trace, _)| trace.step).max().unwrap_or(0));
         let mut renewed = live.renewed(model, num_steps, last_step);
         renewed.made_from.insert("model_profile".to_owned(), artifact::hash_of(model));
+        let num_arms = measured.iter().map(|(trace, _)| &trace.arm).collect::<BTreeSet<_>>().len() as u64;
         let names = planned.iter().map(|planned| planned.name.clone()).collect();
-        Ok(Self { dir: dir.to_owned(), plan, names, live, renewed, num_steps, last_step })
+        Ok(Self { dir: dir.to_owned(), plan, names, live, renewed, num_steps, num_arms, last_step })
     }
 
     /// Where the next plan goes unless told: no file that the run still needs.
@@ -200,12 +203,16 @@ impl FromRun {
     /// What the run says of its profile, for people.
     pub(super) fn words(&self) -> String {
         let live = &self.live;
-        let mut text = format!(
-            "{} of `{}`, the last is step {}: against the profile\n",
-            counted(self.num_steps, "step"),
-            self.dir.display(),
-            self.last_step
-        );
+        let (run, last) = (self.dir.display(), self.last_step);
+        let mut text = match self.num_arms {
+            // A comparison runs each step once for each arm, so it has more measurements than steps.
+            arms @ 2.. => format!(
+                "{} measured steps of `{run}`, a comparison: {arms} arms run the same steps, up to step {last}",
+                self.num_steps
+            ),
+            _ => format!("{} of `{run}`, the last is step {last}", counted(self.num_steps, "step")),
+        };
+        text.push_str(": against the profile\n");
         for (name, of) in [("encoder", &live.encoder), ("LLM", &live.llm)] {
             let (forward, backward) = (number::times(of.forward), number::times(of.backward));
             let _ = writeln!(text, "  {name} ranks take {forward} (forward) and {backward} (backward)");
@@ -252,7 +259,7 @@ impl FromRun {
             json!({"forward": of.forward, "backward": of.backward, "input": of.input, "weight": of.weight,
                    "shapes": shapes})
         };
-        json!({"num_steps": self.num_steps, "last_step": self.last_step, "slowness": self.live.slowness,
+        json!({"num_steps": self.num_steps, "num_arms": self.num_arms, "last_step": self.last_step, "slowness": self.live.slowness,
                "encoder": component(&self.live.encoder, &self.live.encoder_shapes),
                "llm": component(&self.live.llm, &self.live.llm_shapes)})
     }

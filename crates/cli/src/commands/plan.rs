@@ -17,6 +17,9 @@ use dflop_types::{
     number, thousands,
 };
 use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Samples of the global batches that candidates are judged on, by default.
@@ -127,11 +130,38 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     if let Some((found, change)) = &change {
         found.tell(change, &arguments.files.config.config, &out, arguments.json)?;
     }
+    note_replaced(&out, &plan);
     write(&out, &plan)
 }
 
 /// Ranks of the nodes that most clusters have.
 const USUAL_NODE: u32 = 8;
+
+/// Says so on stderr where a run beside the plan at `out` was trained with it, and it is now another.
+fn note_replaced(out: &Path, plan: &Plan) {
+    // What cannot be read is no plan that a run would need.
+    let Ok(before) = artifact::read::<Plan>(out) else { return };
+    let hash = artifact::hash_of(&before);
+    if hash == artifact::hash_of(plan) {
+        return;
+    }
+    let directory = out.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let Ok(entries) = std::fs::read_dir(directory.unwrap_or(Path::new("."))) else { return };
+    let is_of = |run: &PathBuf| {
+        let Ok(log) = File::open(run.join("schedules.jsonl")) else { return false };
+        // Each line names the plan. The first one will do: the file may be large.
+        BufReader::new(log).lines().next().and_then(Result::ok).is_some_and(|line| line.contains(&hash))
+    };
+    let mut runs: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_of).collect();
+    runs.sort();
+    if let Some(run) = runs.first() {
+        talk!(
+            "note: `{}` was trained with the plan that is now replaced in `{}`; its report and `--from-run` need that plan: make it again with the configuration of before, and give the next one another place (`--out FILE`)",
+            run.display(),
+            out.display()
+        );
+    }
+}
 
 /// What to do if no plan fits: the nearest change with which one does, else the limit that binds.
 fn hint(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<String>, Failure> {

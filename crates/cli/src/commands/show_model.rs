@@ -63,10 +63,15 @@ pub(super) fn renewed(renewal: &Renewal) -> String {
         let ratio = |permille: u32| times(f64::from(permille) / 1_000.0);
         format!("{} (forward) and {} (backward)", ratio(of.forward_permille), ratio(of.backward_permille))
     };
+    // A comparison runs each step once for each arm.
+    let steps = if renewal.num_steps > renewal.last_step + 1 {
+        format!("{} measured steps of a comparison", renewal.num_steps)
+    } else {
+        format!("{} of a run", counted(renewal.num_steps, "step"))
+    };
     format!(
-        "renewed by {} of a run, the last is step {}: the encoder's times are {} those of the profile before, the LLM's {}; \
+        "renewed by {steps}, the last is step {}: the encoder's times are {} those of the profile before, the LLM's {}; \
          memory, links and optimizer are as they were",
-        counted(renewal.num_steps, "step"),
         renewal.last_step,
         of_component(&renewal.encoder),
         of_component(&renewal.llm)
