@@ -6,6 +6,7 @@ use super::price::Run;
 use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
+use crate::config::Config;
 use dflop_analytic::{Architecture, HARDWARE, Hardware};
 use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
 use dflop_plan::{
@@ -55,8 +56,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             .sampled_batches
             .unwrap_or_else(|| (SAMPLES / config.train.global_batch_size.max(1)).clamp(2, 8)),
         only: arguments.only.clone().unwrap_or_default(),
-        // What is saved is saved against what people would run, not against other ways to run our layout.
-        compares: arguments.compare || arguments.samples.is_some(),
+        compares: arguments.compare || arguments.samples.is_some(), // saved against what people run
         effort: if arguments.exhaustive { SearchEffort::Whole } else { SearchEffort::Quick },
         halt: &|| arguments.time_limit.is_some_and(|seconds| start.elapsed().as_secs_f64() > seconds),
         seed: config.train.seed,
@@ -66,10 +66,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             bar.set_position(done);
         },
     };
-    // The profile says which degrees it has, the model why it cannot have another.
-    if let Some(architecture) = super::estimate::architecture_of(config) {
-        architecture.check_degrees(input.only.tensor_degrees())?;
-    }
+    check_degrees(config, &input.only)?;
     let mut outcome = search(&input)?;
     let hint = hint(&input, &outcome)?;
     let change = match &from_run {
@@ -130,12 +127,25 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     if let Some((found, change)) = &change {
         found.tell(change, &arguments.files.config.config, &out, arguments.json)?;
     }
-    note_replaced(&out, &plan);
-    write(&out, &plan)
+    replace(&out, &plan)
+}
+
+/// The profile says which tensor degrees it has; the model, why it cannot have another.
+fn check_degrees(config: &Config, only: &Only) -> Result<(), Failure> {
+    match super::estimate::architecture_of(config) {
+        Some(architecture) => Ok(architecture.check_degrees(only.tensor_degrees())?),
+        None => Ok(()),
+    }
 }
 
 /// Ranks of the nodes that most clusters have.
 const USUAL_NODE: u32 = 8;
+
+/// Writes the plan, and says which run needs the one that was there.
+fn replace(out: &Path, plan: &Plan) -> Result<(), Failure> {
+    note_replaced(out, plan);
+    write(out, plan)
+}
 
 /// Says so on stderr where a run beside the plan at `out` was trained with it, and it is now another.
 fn note_replaced(out: &Path, plan: &Plan) {

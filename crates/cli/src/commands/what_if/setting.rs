@@ -154,7 +154,7 @@ impl Case {
             }
             "train.recipe" => {
                 let recipe: Result<Recipe, _> = value.parse();
-                let recipe = recipe.map_err(|error| wrong(field, value, &error.to_string()))?;
+                let recipe = recipe.map_err(|error| wrong(field, value, &error))?;
                 self.config.train.recipe = recipe.to_string();
                 self.add_adapters()?;
             }
