@@ -46,7 +46,9 @@ def tour(tmp_path_factory) -> Tour:
     config = folder / "dflop.yaml"
     text = config.read_text()
     text = text.replace("global_batch_size: 64", f"global_batch_size: {BATCH}")
-    config.write_text(text.replace("num_microbatches: 16", f"num_microbatches: {MICROBATCHES}"))
+    config.write_text(
+        text.replace("num_microbatches: 16", f"num_microbatches: {MICROBATCHES}\n  pipeline_order: 1f1b")
+    )
     dflop("profile", "data", "-c", str(config))
     shutil.copy(ROOT / "fixtures/profiles/demo_cpu.json", folder / "model_profile.json")
     dflop("plan", "-c", str(config), "--only", "colocated=false")

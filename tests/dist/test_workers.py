@@ -34,6 +34,7 @@ def medium(path, num_tiles=1):
         parts=[(1, num_tiles, num_tiles)],
         patches=None,
         sampled_fps=None,
+        last_segment_tokens=None,
     )
 
 

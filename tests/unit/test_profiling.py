@@ -270,7 +270,8 @@ def test_allocations_are_counted_to_the_byte():
 class FakePiece:
     """What fake pieces share."""
 
-    name, count, num_layers, segment_tokens, wants_input_gradient = "llm_head", 1, 1, None, True
+    name, count, num_layers, wants_input_gradient = "llm_head", 1, 1, True
+    segment_tokens = max_segment_tokens = None
 
     def attention(self, settings):
         """No attention apart."""

@@ -22,7 +22,7 @@ use dflop_data::profile::{OnBadSample, OnChangedMedia, ProfileSettings};
 use dflop_data::yaml;
 use dflop_plan::Objective;
 use dflop_step::GiantRule;
-use dflop_types::{Cluster, MadeFrom, PipelineOrder, Recipe, Trained, artifact};
+use dflop_types::{Cluster, MadeFrom, Recipe, Trained, artifact};
 pub use error::{ConfigError, ConfigProblem};
 pub use evaluation::EvaluationSection;
 use evaluation::evaluation_section;
@@ -85,18 +85,6 @@ impl Config {
     pub fn objective(&self) -> Objective {
         // It was checked when the file was read.
         self.plan.objective.parse().unwrap_or_default()
-    }
-
-    /// The order of a pipeline's actions that is asked for; `None`: the plan chooses.
-    pub fn pipeline_order(&self) -> Option<PipelineOrder> {
-        // The name was checked when the file was read.
-        match self.train.pipeline_order.as_str() {
-            "1f1b" => Some(PipelineOrder::OneFOneB),
-            "gpipe" => Some(PipelineOrder::GPipe),
-            "zero-bubble" => Some(PipelineOrder::ZeroBubble),
-            "data-aware" => Some(PipelineOrder::DataAware),
-            _ => None,
-        }
     }
 
     /// What trains.

@@ -32,6 +32,7 @@ mod found;
 mod funnel;
 mod hint;
 mod input;
+mod judge;
 mod megatron;
 mod mend;
 mod models;

@@ -5,10 +5,10 @@ use crate::contender::Contender;
 use crate::error::PlanError;
 use crate::found::Found;
 use crate::input::SearchInput;
+use crate::judge::judge_one;
 use crate::models::Models;
 use crate::rough::Rough;
 use crate::run_memory::Held;
-use crate::search::judge_one;
 use crate::space::Candidate;
 use dflop_types::{PipelineOrder, RankedPlan};
 

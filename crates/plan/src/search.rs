@@ -4,10 +4,11 @@ use crate::baseline::compare_with;
 use crate::caveats::Caveats;
 use crate::contender::{Contender, Known, contenders};
 use crate::error::PlanError;
-use crate::evaluate::{Outlook, evaluate, judge_batch, summary};
+use crate::evaluate::{Outlook, evaluate};
 use crate::found::Found;
 use crate::funnel;
 use crate::input::{SearchEffort, SearchInput};
+use crate::judge::judge_one;
 use crate::mend::mends;
 use crate::models::Models;
 use crate::objective::Objective;
@@ -254,35 +255,6 @@ fn judge_all(
         }
     }
     Ok(())
-}
-
-/// Judges a contender on all batches, and its memory on those of the run. It joins `found`, or the answer is why it falls.
-pub(crate) fn judge_one(
-    input: &SearchInput<'_>,
-    models: &Models,
-    contender: &Contender,
-    Held { batches, run }: &Held<'_>,
-    found: &mut Found,
-) -> Result<Option<Rejection>, PlanError> {
-    let scheduler = contender.candidate.scheduler(input, models)?;
-    let judged =
-        match evaluate(&scheduler, batches, &contender.bounds_ns, input.objective, found.cutoff_ns())? {
-            Outlook::Falls(rejection) => return Ok(Some(rejection)),
-            Outlook::Fits(judged) => judged,
-        };
-    let prediction = summary(&judged);
-    let peaks = [prediction.encoder_memory_bytes_peak, prediction.llm_memory_bytes_peak];
-    let whole = |_: &Candidate, step, batch: &[SampleIndex]| judge_batch(&scheduler, step, batch, &|| false);
-    let asked = [(contender.candidate, peaks)];
-    let checked = run.as_ref().map(|run| run.check(input, models, &asked, true, &whole)).transpose()?;
-    match checked.and_then(|mut one| one.pop()) {
-        Some(Err(rejection)) => return Ok(Some(rejection)),
-        Some(Ok(of_run)) => _ = found.run_memory.insert(contender.candidate, of_run),
-        None => {}
-    }
-    found.num_judged += 1;
-    found.insert(&contender.candidate, input, &judged);
-    Ok(None)
 }
 
 /// Our balance in the best of other people's layouts, with its step in nanoseconds, where our search may choose it.

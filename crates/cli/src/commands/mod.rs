@@ -210,7 +210,7 @@ impl Inputs {
                 ),
                 (
                     "train.pipeline_order",
-                    self.config.pipeline_order().unwrap_or(best.pipeline_order).to_string(),
+                    train.order().unwrap_or(best.pipeline_order).to_string(),
                     best.pipeline_order.to_string(),
                 ),
                 ("train.recipe (what trains)", self.config.trained().to_string(), plan.trained.to_string()),

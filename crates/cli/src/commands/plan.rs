@@ -49,7 +49,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         giants: config.giants(),
         bucket_tokens_max: config.train.bucket_tokens_max,
         trained: config.trained(),
-        order: config.pipeline_order(),
+        order: config.train.order(),
         objective: arguments.objective.unwrap_or_else(|| config.objective()),
         num_steps: config.train.steps,
         num_sampled_batches: arguments

@@ -283,7 +283,7 @@ fn planned(case: &Case, data: &DataProfile) -> Result<Outcome, Failure> {
         giants: config.giants(),
         bucket_tokens_max: config.train.bucket_tokens_max,
         trained: config.trained(),
-        order: config.pipeline_order(),
+        order: config.train.order(),
         objective: config.objective(),
         num_steps: 0,
         num_sampled_batches: sampled,

@@ -2,7 +2,7 @@
 
 use super::section::Section;
 use dflop_step::{Arm, GiantPolicy};
-use dflop_types::Recipe;
+use dflop_types::{PipelineOrder, Recipe};
 use serde::Serialize;
 use std::ops::RangeInclusive;
 
@@ -72,7 +72,7 @@ pub struct TrainSection {
     pub workers: u32,
     /// Project of Weights & Biases that metrics are sent to; `null`: none.
     pub wandb_project: Option<String>,
-    /// [`AUTO`], or the name of a [`dflop_types::PipelineOrder`].
+    /// [`AUTO`], or the name of a [`PipelineOrder`].
     pub pipeline_order: String,
 }
 
@@ -83,6 +83,20 @@ impl TrainSection {
     pub(crate) const NUM_MICROBATCHES: RangeInclusive<u64> = 1..=1 << 16;
     /// Limits of `bucket_tokens_max`.
     pub(crate) const BUCKET_TOKENS_MAX: RangeInclusive<u64> = 1..=1 << 40;
+}
+
+impl TrainSection {
+    /// The order of a pipeline's actions that is asked for; `None`: the plan chooses.
+    pub fn order(&self) -> Option<PipelineOrder> {
+        // The name was checked when the file was read.
+        match self.pipeline_order.as_str() {
+            "1f1b" => Some(PipelineOrder::OneFOneB),
+            "gpipe" => Some(PipelineOrder::GPipe),
+            "zero-bubble" => Some(PipelineOrder::ZeroBubble),
+            "data-aware" => Some(PipelineOrder::DataAware),
+            _ => None,
+        }
+    }
 }
 
 /// The fields of `train:`.
