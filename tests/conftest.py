@@ -61,6 +61,10 @@ def pytest_collection_finish(session):
     if session.items and not session.config.option.collectonly:
         import warm
 
+        if torch := sys.modules.get("torch"):
+            # A process's first backward starts threads of autograd for each device that it knows, and no process that is
+            # forked later could run a backward. A CPU has none; after a first `FakeTensorMode` there is a device.
+            torch.zeros(1, requires_grad=True).sum().backward()
         # Millions of objects of torch and transformers, which outlive all tests: a collection in this process, or in one
         # of hundreds of forks, would look at each again, and a fork would copy the pages that they are on.
         gc.collect()
