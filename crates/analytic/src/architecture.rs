@@ -234,7 +234,7 @@ pub struct Llm {
     pub head_size: u64,
     /// Inner width of the MLP.
     pub mlp_width: u64,
-    /// What its layers have in place of the MLP, all but the first [`Experts::num_dense_layers`]; `None`: the MLP.
+    /// What its layers have in place of the MLP, all but the first `Experts::num_dense_layers`; `None`: the MLP.
     pub experts: Option<Experts>,
     /// Rows of the embedding and of the head.
     pub vocabulary: u64,

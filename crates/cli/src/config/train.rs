@@ -72,7 +72,7 @@ pub struct TrainSection {
     pub workers: u32,
     /// Project of Weights & Biases that metrics are sent to; `null`: none.
     pub wandb_project: Option<String>,
-    /// [`AUTO`], or the name of a [`PipelineOrder`].
+    /// `auto`, or the name of a [`PipelineOrder`].
     pub pipeline_order: String,
 }
 
