@@ -39,7 +39,7 @@ fn what_cannot_be_set_is_refused_before_the_first_search() {
         (&["cluster.num_ranks=8,100000"], "`--set cluster.num_ranks=100000`: a step of 400,000 samples"),
         (&["train.num_microbatches=2,65537"], "must be an integer from 1 to 65536"),
         (&["train.bucket_tokens_max=1e5,2e12"], "must be an integer from 1 to 1099511627776"),
-        (&["network.node_bytes_per_s=1e9,0"], "must be an integer from 1 to"),
+        (&["network.node_bytes_per_s=1e9,0"], "must be an integer from 1000000 to"),
         (&["train.recipe=full,some"], "recipe `some`, must be one of: full, "),
         (&["data.weights.video=0.1,1.5"], "must be from 0 to 1"),
         (

@@ -21,7 +21,7 @@ const FIELDS: &str = "cluster.num_ranks, cluster.ranks_per_node, cluster.device,
     train.bucket_tokens_max, train.recipe, data.weights.KIND (text, image, multi_image, video, audio)";
 
 /// Bytes a second of a link; `dflop.yaml` has no such field.
-const BYTES_PER_S: RangeInclusive<u64> = 1..=1 << 50;
+const BYTES_PER_S: RangeInclusive<u64> = 1_000_000..=1_000_000_000_000_000;
 
 /// The setting in `FIELD=VALUE[,VALUE...]`.
 pub(crate) fn setting(text: &str) -> Result<Setting, String> {
