@@ -1,13 +1,11 @@
 //! Orders of actions. Which layout is best hardly depends on the order, but its step does: so all candidates are judged under
 //! one order, and the best pipelines once more under the others.
 
-use crate::contender::Contender;
 use crate::error::PlanError;
 use crate::found::Found;
 use crate::input::SearchInput;
 use crate::judge::judge_one;
 use crate::models::Models;
-use crate::rough::Rough;
 use crate::run_memory::Held;
 use crate::space::Candidate;
 use dflop_types::{PipelineOrder, RankedPlan};
@@ -43,7 +41,7 @@ pub(crate) fn try_orders(
     let pipelines = found.ranked.iter().filter(|plan| !plan.layout.is_colocated());
     let tried: Vec<Candidate> =
         pipelines.filter(|plan| busy_ns(plan) < best_ns).take(TRIED_MAX).map(Candidate::from).collect();
-    let mut num_tried = 0;
+    let (mut num_tried, no_bounds_ns) = (0, vec![0; held.batches.len()]);
     for candidate in tried {
         for order in [PipelineOrder::DataAware, PipelineOrder::ZeroBubble] {
             let is_split = order == PipelineOrder::ZeroBubble;
@@ -51,11 +49,9 @@ pub(crate) fn try_orders(
             if candidate.order == order || is_split && !can_split || (input.halt)() {
                 continue;
             }
-            let rough = Rough { is_over: false, step_ns: 0, at_mean_ns: 0, is_tight: false };
-            let bounds_ns = vec![0; held.batches.len()];
-            let contender = Contender { candidate: Candidate { order, ..candidate }, rough, bounds_ns };
             num_tried += 1;
-            let rejection = judge_one(input, models, &contender, held, found)?;
+            let other = Candidate { order, ..candidate };
+            let rejection = judge_one(input, models, &other, &no_bounds_ns, held, found)?;
             found.rejections.extend(rejection);
         }
     }

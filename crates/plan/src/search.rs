@@ -250,7 +250,9 @@ fn judge_all(
             found.num_left = (contenders.len() - position) as u64;
             break;
         }
-        if let Some(rejection) = judge_one(input, models, contender, held, found)? {
+        if let Some(rejection) =
+            judge_one(input, models, &contender.candidate, &contender.bounds_ns, held, found)?
+        {
             found.rejections.push(rejection);
         }
     }
@@ -281,7 +283,7 @@ fn take_if_faster(
         return Ok(());
     }
     // Where it falls now, it fell before, by its memory: that is counted already.
-    if judge_one(input, models, contender, held, found)?.is_none()
+    if judge_one(input, models, &contender.candidate, &contender.bounds_ns, held, found)?.is_none()
         && let Some(at) = found.rejections.iter().position(|one| *one == Rejection::Estimate)
     {
         found.rejections.swap_remove(at);
