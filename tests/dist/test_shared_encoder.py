@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from ranks import results, run_ranks
 from shards import whole_of
 from tiny_media import FAMILIES, make_model, steps_of
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dflop.integrations.assignment import assign_units
 from dflop.integrations.encoder import balance_encoder
-from dflop.integrations.encoder_tiles import SquareTower
+from dflop.integrations.encoder_tiles import ChunkTower, SquareTower
 from dflop.integrations.loss import num_label_tokens, token_loss
 from dflop.models.towers import backbone_of
 
@@ -55,26 +56,30 @@ def join(rank, num_ranks, directory):
 
 
 def blocks_of(model):
-    """What a user of FSDP2 shards one by one: the layers of both components."""
+    """What a user of FSDP2 shards one by one: the towers, their layers, and those of the LLM."""
     inner = model.model
-    tower = next(getattr(inner, name) for name in TOWERS if hasattr(inner, name))
-    encoder = getattr(tower, "vision_model", tower)
-    layers = getattr(encoder, "blocks", None) or getattr(encoder, "layers", None)
-    if layers is None:
-        nested = getattr(encoder, "encoder", None) or encoder.transformer
-        layers = getattr(nested, "layers", None) or nested.layer
-    return tower, list(layers), list(backbone_of(model).layers)
+    towers = [getattr(inner, name) for name in TOWERS if hasattr(inner, name)]
+    found = []
+    for tower in towers:
+        encoder = getattr(tower, "vision_model", tower)
+        layers = getattr(encoder, "blocks", None) or getattr(encoder, "layers", None)
+        if layers is None:
+            nested = getattr(encoder, "encoder", None) or encoder.transformer
+            layers = getattr(nested, "layers", None) or nested.layer
+        found += list(layers)
+    return towers, found, list(backbone_of(model).layers)
 
 
 def shard(model, num_ranks, whole_components):
     mesh = init_device_mesh("cpu", (num_ranks,))
-    tower, encoder_layers, llm_layers = blocks_of(model)
+    towers, encoder_layers, llm_layers = blocks_of(model)
     for layer in [*encoder_layers, *llm_layers]:
         fully_shard(layer, mesh=mesh)
     if whole_components:
         # transformers finds the hidden states of a tower by its class, which FSDP changes: not of LLaVA's.
         if not model.config.model_type.startswith("llava"):
-            fully_shard(tower, mesh=mesh)
+            for tower in towers:
+                fully_shard(tower, mesh=mesh)
         for projector in ("multi_modal_projector", "connector"):
             if hasattr(model.model, projector):
                 fully_shard(getattr(model.model, projector), mesh=mesh)
@@ -228,3 +233,23 @@ def test_shares_are_even_and_little_travels():
     assert owners[1] == [1, 1, 1] or sum(owner == 1 for owner in owners[1]) >= 1
     assert assign_units([[], []]) == [[], []]
     assert assign_units([[2.0, 5.0]]) == [[0, 0]]
+
+
+def test_chunks_of_sounds_are_encoded_apart():
+    """Their features are as many as transformers counts for whole sounds; an odd number of tokens is refused."""
+    config = transformers.Qwen2_5OmniThinkerConfig(audio_config={"n_window": 8})
+    family = ChunkTower(SimpleNamespace(config=config))
+    lengths = torch.arange(1, 100)
+    media = family.media(
+        torch.zeros(8, int(lengths.sum())), {"feature_lens": lengths, "aftercnn_lens": lengths}
+    )
+    assert media.rows.shape == (int(lengths.sum()), 8)
+    assert sum(frames for frames, _ in media.grids) == int(lengths.sum())
+    assert {frames for frames, _ in media.grids} == set(range(1, 17))
+    expected = ((lengths - 1) // 2 + 1 - 2) // 2 + 1
+    assert sum(map(family.rows_out, media.grids)) == int(expected.sum())
+    with pytest.raises(ValueError, match="`chunk_lengths` are of this rank's media alone"):
+        family.media(torch.zeros(8, 3), {"feature_lens": torch.tensor([3]), "chunk_lengths": lengths})
+    odd = SimpleNamespace(config=transformers.Qwen2_5OmniThinkerConfig(audio_config={"n_window": 7}))
+    with pytest.raises(ValueError, match="`audio_config.n_window` is 7, must be even"):
+        ChunkTower(odd)

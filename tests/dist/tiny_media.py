@@ -9,6 +9,14 @@ import torch
 from dflop._native import families
 
 MEDIA_TOKEN, VIDEO_TOKEN, VOCABULARY = 298, 299, 300
+VISION_START, AUDIO_START, MEDIUM_END, SOUND_TOKEN = 7, 8, 9, 297
+OMNI_TOKENS = {
+    "image_token_index": MEDIA_TOKEN,
+    "video_token_index": VIDEO_TOKEN,
+    "audio_token_index": SOUND_TOKEN,
+    "vision_start_token_id": VISION_START,
+    "audio_start_token_id": AUDIO_START,
+}
 FAMILIES = tuple(name for name, can in families().items() if can["share"])
 
 
@@ -27,7 +35,11 @@ def make_model(name, folder):
             "qwen2_audio": {"audio_token_index": MEDIA_TOKEN},
             "audioflamingo3": {"audio_token_id": MEDIA_TOKEN},
         }.get(name, {"image_token_id": MEDIA_TOKEN, "video_token_id": VIDEO_TOKEN})
-        directory = tiny_families.write_config(folder / name, name, {**tiny_families.TINY[name], **tokens})
+        content = {**tiny_families.TINY[name], **tokens}
+        if name == "qwen2_5_omni":
+            thinker = {**tiny_families.TINY[name]["thinker_config"], **OMNI_TOKENS}
+            content = {"thinker_config": thinker}
+        directory = tiny_families.write_config(folder / name, name, content)
     model = tiny_families.hugging_face_model(directory)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -52,7 +64,8 @@ def microbatch(name, media, seed, num_text=7):
     """Arguments of the whole model for one row: `media` by kind and size, then text; labels are of the text.
 
     Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of LLaVA, Gemma 3, InternVL, Idefics3, SmolVLM
-    and of those that read sound the number of tiles or windows, of the vision models of Qwen and GLM grids (kind, t, h, w).
+    and of those that read sound the number of tiles or windows, of the vision models of Qwen and GLM grids (kind, t, h, w),
+    of Qwen2.5-Omni ("sound", mel frames) too.
     """
     if name == "llava_onevision":
         sample = tiny_llava.Sample(media, num_text, seed)
@@ -105,14 +118,24 @@ def microbatch(name, media, seed, num_text=7):
                     # Qwen3-VL and GLM have text between the frame pairs of a video.
                     apart = t if name.startswith(("qwen3", "glm")) else 1
                     # What stands beside another of its kind would be one medium.
-                    ids += [5, *[token] * (t * h * w // 4 // apart)] * apart
+                    end = [MEDIUM_END] if name == "qwen2_5_omni" else []
+                    ids += [VISION_START, *[token] * (t * h * w // 4 // apart), *end] * apart
                     types += [0, *[1 + (kind == "video")] * (t * h * w // 4 // apart)] * apart
-    words = torch.randint(3, MEDIA_TOKEN, (num_text + 3,), generator=generator).tolist()
+    lengths = [size[0] for what, *size in media if what == "sound"] if name == "qwen2_5_omni" else []
+    if lengths:
+        arguments["input_features"] = torch.randn(len(lengths), 8, 48, generator=generator)
+        arguments["feature_attention_mask"] = (torch.arange(48)[None] < torch.tensor(lengths)[:, None]).long()
+        for length in lengths:
+            ids += [AUDIO_START, *[SOUND_TOKEN] * ((((length - 1) // 2 + 1) - 2) // 2 + 1), MEDIUM_END]
+    # Words that the model takes for no begin or end of a medium, nor for a place in one.
+    words = torch.randint(MEDIUM_END + 1, SOUND_TOKEN, (num_text + 3,), generator=generator).tolist()
     labels = [-100] * (len(ids) + 3) + words[3:]
     ids = ids + words
     if name == "gemma3":
         arguments["token_type_ids"] = torch.tensor([[int(token == MEDIA_TOKEN) for token in ids]])
-    if is_of_patches(name):
+    if name == "qwen2_5_omni":
+        arguments["video_second_per_grid"] = torch.ones(sum(what == "video" for what, *_ in media))
+    elif is_of_patches(name):
         arguments["mm_token_type_ids"] = torch.tensor([types + [0] * (len(ids) - len(types))])
     return {
         **arguments,
@@ -168,6 +191,18 @@ STEPS["qwen3_5"] = STEPS["qwen3_5_moe"] = STEPS["qwen2_vl"] = STEPS["qwen2_5_vl"
     ],
     [[("video", 2, 8, 8)], [("image", 1, 8, 6)], [], []],
     [[], [("image", 1, 4, 6)], [], []],
+    [[], [], [], []],
+]
+# Sounds of one window and of several, of which the last may be a single token; a rank of sounds beside one of pictures.
+STEPS["qwen2_5_omni"] = [
+    [
+        [("sound", 41), ("image", 1, 16, 12), ("image", 1, 4, 4)],
+        [],
+        [("video", 3, 8, 6), ("sound", 16)],
+        [("image", 1, 2, 4), ("video", 2, 4, 8)],
+    ],
+    [[("sound", 33), ("sound", 12)], [("image", 1, 8, 6), ("video", 2, 8, 8)], [], []],
+    [[], [("sound", 3)], [], []],
     [[], [], [], []],
 ]
 # GLM's model takes images or videos in one call.

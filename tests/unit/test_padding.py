@@ -35,6 +35,7 @@ MEDIA["glm4v"] = MEDIA["glm4v_moe"] = MEDIA["glm46v"] = [MEDIA["qwen2_vl"][0], [
 MEDIA["qwen3_5"] = MEDIA["qwen3_5_moe"] = MEDIA["qwen2_5_vl"] = MEDIA["qwen3_vl"] = MEDIA["qwen3_vl_moe"] = (
     MEDIA["qwen2_vl"]
 )
+MEDIA["qwen2_5_omni"] = [[("sound", 41), ("image", 1, 16, 12)], [], [("video", 3, 8, 6), ("sound", 16)]]
 OF_TOKENS = {"input_ids": 0, "attention_mask": 0, "labels": -100, "mm_token_type_ids": 0, "token_type_ids": 0}
 """What has an entry a token, and what stands at padding."""
 

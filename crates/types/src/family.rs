@@ -75,7 +75,7 @@ pub const FAMILIES: [FamilyRecord; 21] = {
         record("llava_next", &["image"], [YES, YES, YES, YES, YES]),
         record("llava_onevision", PICTURES, [YES, YES, YES, YES, YES]),
         record("mistral3", &["image"], [YES, YES, YES, YES, YES]),
-        record("qwen2_5_omni", &["image", "video", "audio"], [YES, YES, YES, YES, NO]),
+        record("qwen2_5_omni", &["image", "video", "audio"], [YES, YES, YES, YES, YES]),
         record("qwen2_5_vl", PICTURES, [YES, YES, YES, YES, YES]),
         record("qwen2_audio", &["audio"], [YES, YES, YES, YES, YES]),
         record("qwen2_vl", PICTURES, [YES, YES, YES, YES, YES]),

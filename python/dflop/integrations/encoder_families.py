@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from dflop.integrations.encoder_tiles import (
+    ChunkTower,
     InternTower,
     LongSoundTower,
     Media,
@@ -18,6 +19,7 @@ from dflop.integrations.encoder_tiles import (
     SquaresTower,
     SquareTower,
     TileTower,
+    refuse_computed,
 )
 
 if TYPE_CHECKING:
@@ -75,13 +77,7 @@ class PatchTower(TileTower):
         """
         extra = dict(extra)
         grid_thw: Any = extra.pop("grid_thw")
-        computed = sorted(name for name, value in extra.items() if isinstance(value, torch.Tensor))
-        if computed:
-            message = (
-                f"{', '.join(f'`{name}`' for name in computed)} are of this rank's media alone; a shared "
-                "encoder reads others, leave them out"
-            )
-            raise ValueError(message)
+        refuse_computed(extra)
         grids = [(int(h), int(w)) for t, h, w in grid_thw.tolist() for _ in range(int(t))]
         return Media(rows, grids, extra)
 
@@ -229,37 +225,40 @@ class PictureTower(TileTower):
         return int(self.config.vision_config.patch_size)
 
 
-TOWERS: dict[str, type[TileTower]] = {
-    "gemma3": SquaresTower,
-    "glm4v": GlmTower,
-    "glm4v_moe": GlmTower,
-    "glm46v": GlmTower,
-    "llava": SquareTower,
-    "llava_next": OneKindTower,
-    "llava_onevision": TileTower,
-    "idefics3": ShuffledTower,
-    "internvl": InternTower,
-    "mistral3": PictureTower,
-    "qwen2_vl": PatchTower,
-    "qwen2_5_vl": PatchTower,
-    "qwen3_5": PlainPatchTower,
-    "qwen3_5_moe": PlainPatchTower,
-    "qwen3_vl": DeepPatchTower,
-    "qwen3_vl_moe": DeepPatchTower,
-    "qwen2_audio": SoundTower,
-    "audioflamingo3": LongSoundTower,
-    "smolvlm": ShuffledTower,
+TOWERS: dict[str, tuple[type[TileTower], ...]] = {
+    "gemma3": (SquaresTower,),
+    "glm4v": (GlmTower,),
+    "glm4v_moe": (GlmTower,),
+    "glm46v": (GlmTower,),
+    "llava": (SquareTower,),
+    "llava_next": (OneKindTower,),
+    "llava_onevision": (TileTower,),
+    "idefics3": (ShuffledTower,),
+    "internvl": (InternTower,),
+    "mistral3": (PictureTower,),
+    # In the order in which the model calls them.
+    "qwen2_5_omni": (ChunkTower, PatchTower),
+    "qwen2_vl": (PatchTower,),
+    "qwen2_5_vl": (PatchTower,),
+    "qwen3_5": (PlainPatchTower,),
+    "qwen3_5_moe": (PlainPatchTower,),
+    "qwen3_vl": (DeepPatchTower,),
+    "qwen3_vl_moe": (DeepPatchTower,),
+    "qwen2_audio": (SoundTower,),
+    "audioflamingo3": (LongSoundTower,),
+    "smolvlm": (ShuffledTower,),
 }
+"""The towers of a family."""
 
 
-def find_family(model: nn.Module) -> TileTower:
-    """What is to be known of the model, and the module of it that calls the tower.
+def find_families(model: nn.Module) -> list[TileTower]:
+    """What is to be known of the model, and the module of it that calls the towers.
 
     Args:
         model: of Hugging Face, also inside wrappers (DDP, PEFT, FSDP).
 
     Returns:
-        Its family; `model` of it is the module that holds the tower and the LLM backbone.
+        Its towers, at least one; `model` of each is the module that holds the towers and the LLM backbone.
 
     Raises:
         ValueError: there is no such module, or of a family that is not known here.
@@ -267,10 +266,10 @@ def find_family(model: nn.Module) -> TileTower:
     kinds: Sequence[str] = sorted(TOWERS)
     for module in model.modules():
         kind = getattr(getattr(module, "config", None), "model_type", None)
-        if kind in TOWERS:
-            family = TOWERS[kind]
-            if family.tower in dict(module.named_children()):
-                return family(module)
+        # The part of Qwen2.5-Omni that sees and hears has a configuration of its own.
+        towers = TOWERS.get(str(kind).removesuffix("_thinker"), ())
+        if towers and {tower.tower for tower in towers} <= dict(module.named_children()).keys():
+            return [tower(module) for tower in towers]
     message = (
         f"`{type(model).__name__}` holds no model with an encoder of {', '.join(kinds)}: nothing to share out"
     )

@@ -24,6 +24,24 @@ class Media:
     """Other arguments of the call, equal on all ranks."""
 
 
+def refuse_computed(extra: dict[str, Any]) -> None:
+    """Refuses arguments that were computed for the media of this rank.
+
+    Args:
+        extra: those of a call of the tower, but for its media and their sizes.
+
+    Raises:
+        ValueError: there is a tensor among them.
+    """
+    computed = sorted(name for name, value in extra.items() if isinstance(value, torch.Tensor))
+    if computed:
+        message = (
+            f"{', '.join(f'`{name}`' for name in computed)} are of this rank's media alone; a shared "
+            "encoder reads others, leave them out"
+        )
+        raise ValueError(message)
+
+
 class TileTower:
     """Every row of `pixel_values` is a unit: a tile or a frame, all of one size (SigLIP, InternViT)."""
 
@@ -37,6 +55,8 @@ class TileTower:
     """What comes after all layers, if it is there, and is not read."""
     has_grids: ClassVar[bool] = False
     """Whether units differ in height and width."""
+    is_of_patches: ClassVar[bool] = True
+    """Whether a user's cost, which goes by patches, is asked where units differ."""
     methods: ClassVar[tuple[str, ...]] = ("get_image_features", "get_video_features")
     """Those that call the tower once each, in the order in which the model calls them."""
 
@@ -297,3 +317,78 @@ class LongSoundTower(SoundTower):
         bins = self.config.audio_config.num_mel_bins
         windows = media.rows.reshape(media.rows.shape[0], bins + 1, -1)
         return forward(windows[:, :bins], input_features_mask=(windows[:, bins] > 0.5).long(), **media.extra)
+
+
+class ChunkTower(NormedTower):
+    """Sounds of Qwen2.5-Omni: a unit is a chunk of two seconds, the last of a sound what is left of it.
+
+    Chunks attend to nothing else. A chunk has an even number of tokens, so no feature, the mean of two, is
+    made of two chunks: each may be encoded as a sound of its own.
+    """
+
+    tower = "audio_tower"
+    projector = None
+    has_grids = True
+    is_of_patches = False
+    methods = ("get_audio_features",)
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._tokens = int(self.config.audio_config.n_window)
+        if self._tokens % 2:
+            message = (
+                f"`audio_config.n_window` is {self._tokens}, must be even: a feature is made of two tokens"
+            )
+            raise ValueError(message)
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class.
+
+        Args:
+            rows: mel frames of all sounds, [mel bins, frames].
+            extra: `feature_lens`, `aftercnn_lens` and all others.
+
+        Returns:
+            The media, a unit a chunk, a row a mel frame.
+
+        Raises:
+            ValueError: an argument was computed for the sounds of this rank alone.
+        """
+        extra = dict(extra)
+        lengths: Any = extra.pop("feature_lens")
+        extra.pop("aftercnn_lens", None)
+        refuse_computed(extra)
+        whole = 2 * self._tokens
+        grids: list[tuple[int, int]] = []
+        for length in lengths.tolist():
+            grids += [(whole, 1)] * (length // whole)
+            if length % whole:
+                grids.append((length % whole, 1))
+        return Media(rows.T, grids, extra)
+
+    def cost(self, grid: tuple[int, int] | None) -> float:
+        """Multiplications of the layers, forward."""
+        assert grid is not None
+        config, num_tokens = self.config.audio_config, -(-grid[0] // 2)
+        width = int(config.d_model)
+        linear = 4 * width * width + 2 * width * int(config.encoder_ffn_dim)
+        return float(config.encoder_layers) * num_tokens * (linear + 2 * width * num_tokens)
+
+    def rows_in(self, grid: tuple[int, int] | None) -> int:
+        """Mel frames."""
+        assert grid is not None
+        return grid[0]
+
+    def rows_out(self, grid: tuple[int, int] | None) -> int:
+        """Features: a token for two mel frames, a feature for two tokens; half a pair gives none."""
+        assert grid is not None
+        return -(-grid[0] // 2) // 2
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        lengths = torch.tensor([frames for frames, _ in media.grids or []], device=media.rows.device)
+        return forward(media.rows.T, feature_lens=lengths, **media.extra)
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features)  # type: ignore[arg-type]
