@@ -10,7 +10,7 @@ use crate::facts::Facts;
 use crate::space::Candidate;
 use dflop_cost::{CostModel, EncoderLayers, Sharding, StageLayers, Typical};
 use dflop_types::{
-    Component, EncoderSegments, Layout, MicrobatchShape, Recompute, SampleShape, Tower, TowerTokens,
+    Component, EncoderSegments, Layout, MicrobatchShape, Recompute, SampleShape, Tower, TowerTokens, Zero,
 };
 
 /// What the estimate needs to know of one global batch.
@@ -356,10 +356,13 @@ fn colocated(
         + batch.encoder_bytes;
     let free = memory_budget_bytes
         .map_or(u64::MAX, |budget| budget.saturating_sub(model.colocated_static_bytes(sharding)));
-    let of_largest = bytes as f64 / batch.num_samples as f64 * batch.largest;
-    let is_over = free == 0 || of_largest > free as f64;
     let most = u64::from(candidate.num_microbatches);
     let m = (bytes / ranks).div_ceil(free.max(1)).clamp(1, most);
+    // Where ranks meet in each phase, all may encode parts of the largest sample.
+    let is_shared = candidate.layout.zero == Zero::Parameters && ranks > 1;
+    let encoded = if is_shared { batch.encoder_bytes } else { 0 };
+    let of_largest = (bytes - encoded) as f64 / batch.num_samples as f64 * batch.largest;
+    let is_over = free == 0 || of_largest + encoded as f64 / (m * ranks) as f64 > free as f64;
     let buckets = (m * ranks).min(batch.num_samples).max(1);
     let mean = |tokens: u64| u32::try_from(tokens / buckets).unwrap_or(u32::MAX);
     // All tokens as one segment. This shape only says how much of the collectives the work hides; attention is added below.

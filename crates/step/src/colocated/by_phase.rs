@@ -1,5 +1,6 @@
 //! Balancing by phase: ranks that gather layers wait for each other in each component of each microbatch.
 
+use crate::colocated::memory;
 use crate::error::StepError;
 use crate::scheduler::{StepScheduler, Stop};
 use dflop_types::{SampleIndex, Schedule};
@@ -15,7 +16,7 @@ const WELL_AHEAD: u64 = 10;
 
 impl StepScheduler {
     /// Balances encoder loads and LLM loads within each microbatch, with the fewest microbatches that fit, or shares the
-    /// encoder's work out. If more microbatches make the step shorter, these are taken: a large sample is then in a smaller
+    /// encoder's work out. Where a rank has no room to encode its own samples, only the latter is left. If more microbatches make the step shorter, these are taken: a large sample is then in a smaller
     /// microbatch, where less waits for it.
     pub(super) fn balanced_by_phase(
         &self,
@@ -23,10 +24,21 @@ impl StepScheduler {
         batch: &[SampleIndex],
         halt: Stop,
     ) -> Result<Schedule, StepError> {
-        let quick = match self.in_fewest_capped(step, batch, &|| true) {
+        if self.is_too_large_to_encode(batch)
+            && let Some(shared) = self.shared_in_fewest(step, batch, halt)?
+        {
+            return Ok(shared);
+        }
+        let own = match self.in_fewest_capped(step, batch, &|| true) {
             // Only the whole search can say whether anything fits.
-            Err(error) if lacks_room(&error) && !halt() => self.balanced_whole(step, batch, halt)?,
-            quick => quick?,
+            Err(error) if lacks_room(&error) && !halt() => self.balanced_whole(step, batch, halt),
+            quick => quick,
+        };
+        let quick = match own {
+            Err(error) if lacks_room(&error) => {
+                return self.shared_in_fewest(step, batch, halt)?.ok_or(error);
+            }
+            own => own?,
         };
         let shared = self.shared_out(step, batch, used(&quick), halt)?;
         let quick_ns = quick.predicted_makespan_ns;
@@ -87,6 +99,36 @@ impl StepScheduler {
             best = shorter(best, self.shared_out(step, batch, easier, &|| true)?);
         }
         Ok(best)
+    }
+
+    /// Whether a sample fits no rank that encodes all of it itself.
+    fn is_too_large_to_encode(&self, batch: &[SampleIndex]) -> bool {
+        let is_over =
+            |budget| move |&sample: &SampleIndex| memory::own_alone(self, self.shape(sample)) > budget;
+        self.settings.memory_budget_bytes.is_some_and(|budget| batch.iter().any(is_over(budget)))
+    }
+
+    /// The schedule that shares the encoder's work out, with the fewest microbatches that fit, or more if the step is then
+    /// shorter. `None` if none fits.
+    fn shared_in_fewest(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        halt: Stop,
+    ) -> Result<Option<Schedule>, StepError> {
+        let most = self.settings.num_microbatches;
+        let mut count = self.fewest_by_bytes(batch)?.min(most);
+        loop {
+            if let Some(quick) = self.shared_out(step, batch, count, &|| true)? {
+                let whole = if halt() { None } else { self.shared_out(step, batch, count, halt)? };
+                let best = self.shared_in_more(step, batch, shorter(quick, whole), halt)?;
+                return Ok(Some(Schedule { was_stopped: halt(), ..best }));
+            }
+            if count >= most {
+                return Ok(None);
+            }
+            count = (count + count.div_ceil(4)).min(most);
+        }
     }
 
     /// As [`StepScheduler::capped`], with the fewest microbatches that fit.

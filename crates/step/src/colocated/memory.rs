@@ -6,9 +6,10 @@ use crate::judge::work::{encoder_work, features, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{CostModel, Moment, RankMemory, RankMicrobatch, Sharding};
+use dflop_schedule::Meets;
 use dflop_types::{
-    Action, Component, EncoderShare, MicrobatchShape, Recomputation, SampleIndex, SampleShape, Schedule,
-    StageIndex,
+    Action, Component, EncoderShare, MicrobatchShape, PartRange, Recomputation, SampleIndex, SampleShape,
+    Schedule, StageIndex,
 };
 
 /// Predicted peak of every rank.
@@ -122,11 +123,33 @@ impl StepScheduler {
     }
 }
 
-/// What a rank needs for one sample alone, in bytes: the least that any schedule with this sample needs.
+/// What a rank needs for one sample alone, in bytes: the least that any schedule with this sample needs. Where the encoder's
+/// work may be shared out, all ranks encode parts of the sample in equal counts.
 pub(crate) fn alone(scheduler: &StepScheduler, sample: &SampleShape) -> u64 {
-    let microbatch = RankMicrobatch {
+    let own_bytes = own_alone(scheduler, sample);
+    let (ranks, num_parts) = (scheduler.settings.layout.llm.dp, sample.num_parts());
+    if scheduler.meets() != Meets::Phase || ranks < 2 || num_parts < 2 {
+        return own_bytes;
+    }
+    let (read, fixed) = (of_sample(sample), fixed(scheduler));
+    let count = num_parts.div_ceil(ranks);
+    let encoded = |at| {
+        let share = of_sample(&sample.share(PartRange { first: at * count, count }));
+        scheduler.model.colocated_peak(&share, &read, fixed, true).total_bytes()
+    };
+    let shared_bytes = (0..num_parts.div_ceil(count)).map(encoded).min().unwrap_or(0);
+    own_bytes.min(shared_bytes)
+}
+
+/// What a rank needs for one sample alone that it encodes itself, in bytes.
+pub(super) fn own_alone(scheduler: &StepScheduler, sample: &SampleShape) -> u64 {
+    let own = of_sample(sample);
+    scheduler.model.colocated_peak(&own, &own, fixed(scheduler), false).total_bytes()
+}
+
+fn of_sample(sample: &SampleShape) -> RankMicrobatch {
+    RankMicrobatch {
         shape: MicrobatchShape::pack([sample]),
         feature_tokens: u64::from(sample.feature_tokens),
-    };
-    scheduler.model.colocated_peak(&microbatch, &microbatch, fixed(scheduler), false).total_bytes()
+    }
 }

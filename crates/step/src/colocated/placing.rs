@@ -87,7 +87,7 @@ impl StepScheduler {
     }
 
     /// When the ranks of this layout wait for each other: once a step, or in each component of each microbatch.
-    pub(super) fn meets(&self) -> Meets {
+    pub(crate) fn meets(&self) -> Meets {
         if self.settings.layout.zero == Zero::Parameters { Meets::Phase } else { Meets::Step }
     }
 

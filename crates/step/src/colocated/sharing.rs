@@ -40,8 +40,9 @@ impl StepScheduler {
         };
         for fractions in [
             None,
-            self.memory_fractions(batch, costs.typical, 0),
-            self.memory_fractions(batch, costs.typical, 15),
+            self.reading_fractions(batch, costs.typical, count, 0),
+            self.reading_fractions(batch, costs.typical, count, 15),
+            self.reading_fractions(batch, costs.typical, count, 30),
         ] {
             let Ok(assignment) = self.assigned(step, batch, &of_llm, count, fractions, effort) else {
                 continue;

@@ -107,6 +107,27 @@ impl StepScheduler {
         Some(batch.iter().map(|sample| fraction(bytes(sample), usable)).collect())
     }
 
+    /// As [`StepScheduler::memory_fractions`], on colocated ranks that read `count` microbatches each and share the encoder's work
+    /// out: each rank encodes as many bytes in each microbatch, so only what it reads is balanced.
+    pub(crate) fn reading_fractions(
+        &self,
+        batch: &[SampleIndex],
+        typical: Typical,
+        count: u32,
+        reserve_percent: u64,
+    ) -> Option<Vec<u64>> {
+        let budget = self.settings.memory_budget_bytes?;
+        let sharding = Sharding::of(&self.settings.layout, Component::Both);
+        let encoded = |&s: &SampleIndex| self.model.sample_encoder_bytes(self.shape(s), typical);
+        let sum: u128 = batch.iter().map(|s| u128::from(encoded(s))).sum();
+        let buckets = u128::from(count) * u128::from(self.settings.layout.llm.dp);
+        let mean = u64::try_from(sum / buckets.max(1)).unwrap_or(u64::MAX);
+        let fixed = self.model.colocated_static_bytes(sharding).saturating_add(mean);
+        let (usable, whole) = (free_beside(budget, fixed, reserve_percent), self.model.whole_stage());
+        let read = |&s: &SampleIndex| self.model.sample_stage_bytes(self.shape(s), typical, whole);
+        Some(batch.iter().map(|sample| fraction(read(sample), usable)).collect())
+    }
+
     pub(crate) fn fitting(&self, schedule: Schedule) -> Result<Schedule, StepError> {
         self.check_limits(&schedule).map(|()| schedule)
     }
