@@ -128,7 +128,8 @@ fn no_more_ranks_are_asked_for_than_are_needed() {
         let (_, change, hint) = told(&asked);
         let Some(Change::Ranks(enough, _)) = change else { panic!("{change:?} {hint}") };
         assert!(!search(&on(enough, budget)).unwrap().ranked.is_empty(), "{enough} ranks are enough");
-        for fewer in 1..enough {
+        // Beyond a node, whole nodes alone are named.
+        for fewer in 1..enough.min(9) {
             assert!(search(&on(fewer, budget)).unwrap().ranked.is_empty(), "{fewer} of {enough} ranks");
         }
         told_ranks.push(enough);
