@@ -85,9 +85,7 @@ fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanEr
     }
     if explains && num_candidates > 0 {
         num_candidates += try_parts(input, &models, &known, &held, &mut found)?;
-        if let Some(best) = found.ranked.first().filter(|best| best.layout.num_ranks() < num_ranks) {
-            on_fewer_ranks(input, best.layout.num_ranks(), &models, &known, &held, &mut compared)?;
-        }
+        on_fewer_ranks(input, &models, &known, &held, &found, &mut compared)?;
     }
     num_candidates += try_orders(input, &models, &held, &mut found)?;
     // Some degrees were left out before anything was judged. Their least steps now tell which of them are certainly slower
@@ -270,13 +268,15 @@ fn judge_all(
 /// Gives rivals the ranks of a plan that leaves some free, where they are faster on those: they get what ours gets.
 fn on_fewer_ranks(
     input: &SearchInput<'_>,
-    num_ranks: u32,
     models: &Models,
     known: &Known,
     held: &Held<'_>,
-    compared: &mut Vec<Rival>,
+    found: &Found,
+    compared: &mut [Rival],
 ) -> Result<(), PlanError> {
-    if compared.is_empty() || (input.halt)() {
+    let Some(best) = found.ranked.first() else { return Ok(()) };
+    let num_ranks = best.layout.num_ranks();
+    if num_ranks == input.cluster.num_ranks || compared.is_empty() || (input.halt)() {
         return Ok(());
     }
     let part = SearchInput {
