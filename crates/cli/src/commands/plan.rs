@@ -82,10 +82,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let asked = arguments.explain.as_deref().filter(|_| !outcome.ranked.is_empty());
     let explained = asked.map(|asked| explained(&input, &outcome, asked)).transpose()?;
     let fewer = if arguments.compare { fewer_ranks(&input, &outcome)? } else { None };
-    let exposed_ns = match outcome.ranked.first() {
-        Some(best) => exposed_communication_ns(&input, best)?,
-        None => None,
-    };
+    let exposed_ns = exposed_ns(&input, &outcome)?;
     bar.finish_and_clear();
     let run = arguments.samples.map(|samples| Run {
         samples,
@@ -132,10 +129,18 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         }
         None => {}
     }
-    if let Some((found, change)) = &change {
-        found.tell(change, &arguments.files.config.config, &out, arguments.json)?;
-    }
+    change.map_or(Ok(()), |(found, change)| {
+        found.tell(&change, &arguments.files.config.config, &out, arguments.json)
+    })?;
     replace(&out, &plan)
+}
+
+/// The exposed communication of the plan, in nanoseconds; `None` where there is no plan, or nothing is known of links.
+fn exposed_ns(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<u64>, Failure> {
+    match outcome.ranked.first() {
+        Some(best) => Ok(exposed_communication_ns(input, best)?),
+        None => Ok(None),
+    }
 }
 
 /// The profile says which tensor degrees it has; the model, why it cannot have another.
