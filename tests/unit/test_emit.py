@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
 import pytest
+import yaml
 from torch.distributed.run import config_from_args, get_args_parser
 
 import warm
@@ -40,8 +42,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def emitted(launcher, folder):
-    flags = ["--config", NAME, "--only", "colocated=true,zero=3", "--emit", launcher]
+def emitted(launcher, folder, config=NAME):
+    flags = ["--config", config, "--only", "colocated=true,zero=3", "--emit", launcher]
     done = warm.run(["-m", "dflop", "plan", *flags], cwd=folder, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -88,3 +90,26 @@ def test_a_slurm_job_says_them_on_each_node(folder):
         of_slurm = {"SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_ID": "41"}
         node = {"SLURM_NODEID": str(number), "SLURMD_NODENAME": here}
         check(*parsed(text, folder, **of_slurm, **node), here, is_host, "41", "node7")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm", "kubernetes"])
+def test_the_node_that_is_not_full_is_the_last(launcher, folder):
+    """12 ranks on nodes of 8: each agent is told its number, and the second starts four ranks."""
+    (folder / "uneven.yaml").write_text(CONFIG.replace("num_ranks: 16", "num_ranks: 12"))
+    text = emitted(launcher, folder, "uneven.yaml")
+    if launcher == "kubernetes":
+        lines = text.split("          command:\n")[1].split("          resources:")[0].splitlines()
+        text = shlex.join(yaml.safe_load(line.strip().removeprefix("- ")) for line in lines)
+    for number, ranks in enumerate((8, 4)):
+        variables = {
+            "torchrun": {"NODE": str(number), "HEAD": "node7"},
+            "slurm": {"SLURM_NODEID": str(number), "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_ID": "41"},
+            "kubernetes": {"JOB_COMPLETION_INDEX": str(number)},
+        }[launcher]
+        config, command = parsed(text, folder, **variables)
+        assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, ranks)
+        assert config.rdzv_backend == "static"
+        assert config.rdzv_configs["rank"] == number
+        head = "dflop-0.dflop" if launcher == "kubernetes" else "node7"
+        assert config.rdzv_endpoint == f"{head}:29400"
+        assert command == ["dflop", "train", "--config", "uneven.yaml"]

@@ -134,7 +134,7 @@ pub(crate) struct PlanFiles {
 pub(crate) struct Plan {
     #[command(flatten)]
     pub(crate) files: InputFiles,
-    /// Where to write [default: plan.json beside the configuration, with --from-run plan.live.json]
+    /// Where to write [default: plan.json beside the configuration, with --from-run plan.live.json]; a missing directory is made
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Global batches to judge each candidate on [default: as many as hold 2,048 samples together, from 2 to 8]
@@ -464,7 +464,7 @@ pub(crate) struct Report {
     /// report says so.
     #[arg(long, value_name = "DIR")]
     pub(crate) against: Option<PathBuf>,
-    /// Where to write the page [default: DIR/report.html]
+    /// Where to write the page [default: DIR/report.html]; a missing directory is made
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Also write a trace for ui.perfetto.dev

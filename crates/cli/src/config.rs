@@ -14,6 +14,7 @@ mod train;
 
 use crate::commands::models_write::named_model;
 pub use cluster::ClusterSection;
+pub(crate) use cluster::NODE_DEVICES;
 use cluster::cluster_section;
 pub use data::DataSection;
 use data::{beside, data_section};
@@ -342,20 +343,23 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_of_one_size() {
+    fn nodes_are_of_one_size_but_the_last() {
         let parsed = |cluster: &str| {
             parse(Path::new("dflop.yaml"), &GOOD.replace("{num_ranks: 2}", cluster))
                 .map(|config| config.cluster.ranks_per_node)
                 .map_err(|error| error.to_string())
         };
         assert_eq!(parsed("{num_ranks: 6, ranks_per_node: 3}"), Ok(3));
-        for (ranks, expected) in [("4", "4, must divide `cluster.num_ranks`, 6"), ("8", "8, must divide")] {
-            let text = parsed(&format!("{{num_ranks: 6, ranks_per_node: {ranks}}}")).unwrap_err();
-            assert!(text.contains(&format!("line 3: cluster.ranks_per_node: {expected}")), "{text}");
-        }
+        // The last node has two ranks, or one.
+        assert_eq!(parsed("{num_ranks: 6, ranks_per_node: 4}"), Ok(4));
+        assert_eq!(parsed("{num_ranks: 17, device: h100}"), Ok(8));
+        assert_eq!(parsed("{num_ranks: 3, device: h100}"), Ok(3));
+        let text = parsed("{num_ranks: 6, ranks_per_node: 8}").unwrap_err();
+        let rule = "line 3: cluster.ranks_per_node: 8, must not exceed `cluster.num_ranks`, 6";
+        assert!(text.contains(rule), "{text}");
         // Where one of the two is already wrong by itself, the comparison of the two is left out.
         let text = parsed("{num_ranks: 0, ranks_per_node: 4}").unwrap_err();
-        assert!(!text.contains("must divide"), "{text}");
+        assert!(!text.contains("must not exceed"), "{text}");
     }
 
     #[test]

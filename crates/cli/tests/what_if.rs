@@ -16,6 +16,73 @@ fn simulate(session: &Session, flags: &[&str]) -> String {
     session.dflop(&[&["simulate"][..], flags].concat())
 }
 
+/// The row of what the configuration has is the plan itself: the same global batches, the same step, the same memory.
+#[test]
+fn the_row_of_the_own_cluster_is_the_plan() {
+    let session = session();
+    let json = |said: String| -> serde_json::Value {
+        let text = said.split("--- stdout\n").nth(1).and_then(|rest| rest.split("--- stderr").next());
+        serde_json::from_str(text.unwrap_or_default()).unwrap_or_else(|error| panic!("{error}: {said}"))
+    };
+    let plan = json(session.dflop(&["plan", "--json"]));
+    let rows = json(simulate(&session, &["--set", "cluster.num_ranks=8,9", "--json"]));
+    assert_eq!(rows[0]["step_ms"], plan["plans"][0]["step_ms"]);
+    assert_eq!(rows[0]["peak_bytes"], plan["plans"][0]["peak_bytes"]);
+    assert_eq!(rows[0]["plan"]["layout"], plan["plans"][0]["layout"]);
+    // A ninth rank has a node of its own: it is no multiple of the eight of a node.
+    assert!(rows[1]["step_ms"].as_f64() > Some(0.0), "{rows}");
+}
+
+/// Nine ranks on nodes of eight: the plan is that of one node, says that a rank stays free, and what reads it takes it as made for
+/// this cluster.
+#[test]
+fn a_plan_that_leaves_a_rank_free_is_the_plan_of_its_cluster() {
+    let session = session();
+    let config = fs::read_to_string(session.path("dflop.yaml")).unwrap();
+    fs::write(session.path("dflop.yaml"), config.replace("num_ranks: 8", "num_ranks: 9")).unwrap();
+    let said = session.dflop(&["plan"]);
+    assert!(
+        said.contains("status: 0") && said.contains("\n  ranks   8 of 9: the last is left free, "),
+        "{said}"
+    );
+    assert!(
+        said.contains(
+            "note: 9 ranks are planned on 2 nodes of 8 (`cluster.ranks_per_node`); the last node has 1"
+        ),
+        "{said}"
+    );
+    assert!(
+        said.contains("\nspeed: ") && said.contains(", MFU ") && said.contains("\nexposed communication: "),
+        "{said}"
+    );
+    let json = session.dflop(&["plan", "--json"]);
+    assert!(json.contains("\"num_ranks\": 8") && json.contains("\"num_free_ranks\": 1"), "{json}");
+    let command = session.dflop(&["plan", "--emit", "torchrun"]);
+    assert!(command.contains("torchrun --standalone --nproc-per-node 8 "), "{command}");
+    let simulated = session.dflop(&["simulate", "--steps", "1"]);
+    assert!(simulated.contains("status: 0"), "{simulated}");
+    // Another cluster's plan is refused as before.
+    fs::write(session.path("dflop.yaml"), config.replace("num_ranks: 8", "num_ranks: 10, ranks_per_node: 5"))
+        .unwrap();
+    let refused = session.dflop(&["simulate", "--steps", "1"]);
+    assert!(refused.contains("cluster.num_ranks: 9, now 10"), "{refused}");
+}
+
+/// Samples above a limit are left out and counted, and people are told that training does not cut them.
+#[test]
+fn samples_above_a_limit_are_counted() {
+    let session = session();
+    let said = simulate(&session, &["--set", "data.llm_tokens_max=500,100000", "--json"]);
+    assert!(said.contains(" of 48 samples have more than 500 LLM tokens: rows with that limit are without them; `dflop train` cuts no sample"), "{said}");
+    assert!(said.contains("\"num_samples_above\": 0") && !said.contains("more than 100,000"), "{said}");
+    let said = simulate(&session, &["--set", "data.llm_tokens_max=1"]);
+    assert!(
+        said.contains("status: 2")
+            && said.contains("`--set data.llm_tokens_max=1`: all 48 samples have more LLM tokens"),
+        "{said}"
+    );
+}
+
 /// Each is an error of the arguments that says its rule, and nothing is searched for the values before the wrong one.
 #[test]
 fn what_cannot_be_set_is_refused_before_the_first_search() {
@@ -29,7 +96,7 @@ fn what_cannot_be_set_is_refused_before_the_first_search() {
             "`--set cluster.num_ranks=100001`: must be an integer from 1 to 100000",
         ),
         (&["cluster.ranks_per_node=8,0"], "must be an integer from 1 to 100000"),
-        (&["cluster.ranks_per_node=8,3"], "must divide `cluster.num_ranks`, 8"),
+        (&["cluster.ranks_per_node=8,9"], "must not exceed `cluster.num_ranks`, 8"),
         (&["cluster.memory_budget_bytes=8e10,1e16"], "must be an integer from 1 to 1125899906842624"),
         (&["train.global_batch_size=32,4294967295"], "must be an integer from 1 to 16777216"),
         (

@@ -43,18 +43,21 @@ impl Group {
         Self { first: 0, num_ranks, stride: 1 }
     }
 
-    /// Ranks of the group on the node that has fewest of them, where a node has so many ranks; `None`: it lies in one node.
-    fn fewest_per_node(&self, ranks_per_node: u32) -> Option<u32> {
+    /// How many nodes of so many ranks the group stands on, and how many of its ranks the node has that has fewest of them;
+    /// `None`: it lies in one node.
+    fn nodes(&self, ranks_per_node: u32) -> Option<(u32, u32)> {
         let (first, stride) = (u64::from(self.first), u64::from(self.stride.max(1)));
         let per_node = u64::from(ranks_per_node.max(1));
         let last = first + stride * u64::from(self.num_ranks.max(1) - 1);
-        if first / per_node == last / per_node {
+        let between = last / per_node - first / per_node;
+        if between == 0 {
             return None;
         }
         let of_first = (per_node - first % per_node).div_ceil(stride);
         let of_last = last % per_node / stride + 1;
-        // At most `per_node`, which is a u32.
-        Some((per_node / stride).min(of_first).min(of_last).max(1) as u32)
+        // Far apart, they pass nodes that have none of them. Both numbers are at most a u32.
+        let number = (between + 1).min(u64::from(self.num_ranks)) as u32;
+        Some((number, (per_node / stride).min(of_first).min(of_last).max(1) as u32))
     }
 }
 
@@ -62,7 +65,17 @@ impl Group {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Spread {
     pub(crate) span: LinkSpan,
+    /// Nodes that they stand on.
+    pub(crate) num_nodes: u32,
+    /// Ranks on the node that has fewest of them.
     pub(crate) per_node: u32,
+}
+
+impl Spread {
+    /// So many ranks of one node.
+    pub(crate) const fn within(num_ranks: u32) -> Self {
+        Self { span: LinkSpan::Node, num_nodes: 1, per_node: num_ranks }
+    }
 }
 
 /// How one collective over one group of ranks is timed.
@@ -208,10 +221,10 @@ impl Links {
     /// How far apart the ranks of a group are; where the size of a node is not known, as far as anything is known.
     pub(crate) fn spread(&self, group: Group, ranks_per_node: Option<u32>) -> Spread {
         match ranks_per_node {
-            None => Spread { span: self.widest(), per_node: 1 },
-            Some(size) => match group.fewest_per_node(size) {
-                None => Spread { span: LinkSpan::Node, per_node: group.num_ranks },
-                Some(per_node) => Spread { span: LinkSpan::Cluster, per_node },
+            None => Spread { span: self.widest(), num_nodes: group.num_ranks, per_node: 1 },
+            Some(size) => match group.nodes(size) {
+                None => Spread::within(group.num_ranks),
+                Some((num_nodes, per_node)) => Spread { span: LinkSpan::Cluster, num_nodes, per_node },
             },
         }
     }
@@ -220,10 +233,11 @@ impl Links {
     ///
     /// A ring that runs through all ranks of a node enters and leaves it once, and there are as many rings as the node's
     /// ranks bring network cards: together they have the bandwidth of all of those, or of the links in a node where these
-    /// have less. What was measured across nodes has that in it already; a table of hardware has not.
+    /// have less, be it less than one card: no ring leaves a node without passing through it. What was measured across nodes has
+    /// that in it already; a table of hardware has not.
     ///
     /// ```text
-    /// bandwidth = min(k * cluster, node)            k ranks on each node
+    /// bandwidth = min(k * cluster, node)            k ranks on the node that has fewest, such as the last one
     /// latency   = hops in nodes + hops between them
     /// ```
     ///
@@ -232,7 +246,8 @@ impl Links {
     pub(crate) fn route_of(&self, collective: Collective, spread: Spread, num_ranks: u32) -> Route {
         let plain = self.route(collective, spread.span, num_ranks);
         let is_ring = !matches!(collective, Collective::PointToPoint);
-        if !(self.is_assumed && is_ring && spread.span == LinkSpan::Cluster && spread.per_node > 1) {
+        let shares_nodes = spread.span == LinkSpan::Cluster && spread.num_nodes < num_ranks;
+        if !(self.is_assumed && is_ring && shares_nodes) {
             return plain;
         }
         let nearest = |span, ranks: u32| {
@@ -240,7 +255,7 @@ impl Links {
             let known = known.filter(|link| link.collective == collective && link.span == span);
             known.min_by_key(|link| (link.num_ranks.abs_diff(ranks), link.num_ranks))
         };
-        let num_nodes = num_ranks.div_ceil(spread.per_node);
+        let num_nodes = spread.num_nodes;
         let (Some(near), Some(far)) =
             (nearest(LinkSpan::Node, spread.per_node), nearest(LinkSpan::Cluster, num_nodes))
         else {
@@ -258,8 +273,7 @@ impl Links {
             bandwidth: far
                 .bandwidth_bytes_per_s
                 .saturating_mul(spread.per_node.into())
-                .min(near.bandwidth_bytes_per_s)
-                .max(far.bandwidth_bytes_per_s),
+                .min(near.bandwidth_bytes_per_s),
             basis: Basis::Assumed,
         }
     }
@@ -302,25 +316,26 @@ mod tests {
 
     #[test]
     fn ranks_of_a_group_share_nodes() {
-        let fewest = |first, num_ranks, stride| Group { first, num_ranks, stride }.fewest_per_node(8);
-        assert_eq!(fewest(0, 8, 1), None);
-        assert_eq!(fewest(8, 8, 1), None);
-        assert_eq!(fewest(0, 64, 1), Some(8));
-        // One more than a node, or not at its start: the node with fewest has one, three.
-        assert_eq!(fewest(0, 9, 1), Some(1));
-        assert_eq!(fewest(5, 16, 1), Some(3));
+        let nodes = |first, num_ranks, stride| Group { first, num_ranks, stride }.nodes(8);
+        assert_eq!(nodes(0, 8, 1), None);
+        assert_eq!(nodes(8, 8, 1), None);
+        assert_eq!(nodes(0, 64, 1), Some((8, 8)));
+        // One more than two nodes, or not at the start of one: the node with fewest has one, three.
+        assert_eq!(nodes(0, 17, 1), Some((3, 1)));
+        assert_eq!(nodes(5, 16, 1), Some((3, 3)));
         // Every second, every eighth, every twelfth rank.
-        assert_eq!((fewest(0, 32, 2), fewest(0, 4, 2)), (Some(4), None));
-        assert_eq!((fewest(3, 8, 8), fewest(0, 5, 12)), (Some(1), Some(1)));
+        assert_eq!((nodes(0, 32, 2), nodes(0, 4, 2)), (Some((8, 4)), None));
+        assert_eq!((nodes(3, 8, 8), nodes(0, 5, 12)), (Some((8, 1)), Some((5, 1))));
         // A node of one rank, a group of one.
-        assert_eq!((Group::of(4).fewest_per_node(1), Group::of(1).fewest_per_node(1)), (Some(1), None));
+        assert_eq!((Group::of(4).nodes(1), Group::of(1).nodes(1)), (Some((4, 1)), None));
     }
 
     #[test]
     fn a_ring_uses_the_cards_of_all_its_ranks() {
         let links = links(true);
-        let spread = |per_node| Spread { span: LinkSpan::Cluster, per_node };
-        let gather = |per_node, ranks| links.route_of(Collective::AllGather, spread(per_node), ranks);
+        let spread =
+            |per_node, ranks: u32| Spread { span: LinkSpan::Cluster, num_nodes: ranks / per_node, per_node };
+        let gather = |per_node, ranks| links.route_of(Collective::AllGather, spread(per_node, ranks), ranks);
         // 64 ranks of 8 nodes: 7 hops between nodes, 56 in them; 8 cards are 320 GB/s, the links in a node 300.
         let all = gather(8, 64);
         assert_eq!(
@@ -330,14 +345,37 @@ mod tests {
         assert_eq!(gather(4, 32).bandwidth, 160_000_000_000);
         // One rank a node: as in the table.
         assert_eq!(gather(1, 8).bandwidth, 40_000_000_000);
-        let sum = links.route_of(Collective::AllReduce, spread(8), 64);
+        let sum = links.route_of(Collective::AllReduce, spread(8, 64), 64);
         assert_eq!((sum.latency_ns, sum.bandwidth), (2 * all.latency_ns, all.bandwidth));
         // What was measured across nodes stands as it is.
         let measured = super::tests::links(false);
-        assert_eq!(measured.route_of(Collective::AllGather, spread(8), 16).bandwidth, 40_000_000_000);
+        assert_eq!(measured.route_of(Collective::AllGather, spread(8, 16), 16).bandwidth, 40_000_000_000);
         // Without the size of a node all are taken to be as far apart as anything is known.
-        assert_eq!(links.spread(Group::of(64), None), spread(1));
-        assert_eq!(links.spread(Group::of(64), Some(8)), spread(8));
+        assert_eq!(links.spread(Group::of(64), None), spread(1, 64));
+        assert_eq!(links.spread(Group::of(64), Some(8)), spread(8, 64));
         assert_eq!(links.spread(Group::of(8), Some(8)).span, LinkSpan::Node);
+        // 17 ranks: two full nodes and one rank, whose card is all that the ring has; two hops between nodes.
+        let uneven = links.spread(Group::of(17), Some(8));
+        let all = links.route_of(Collective::AllGather, uneven, 17);
+        assert_eq!((all.latency_ns, all.bandwidth), (2 * 5_000 + 14 * 2_000, 40_000_000_000));
+    }
+
+    /// Links in a node that are slower than one rank's card: a ring over several nodes passes through them as one in a node does.
+    #[test]
+    fn a_ring_is_no_faster_than_the_links_in_its_nodes() {
+        let slow = |giga: u64| {
+            let of = |span, ranks, giga: u64| link(Collective::AllReduce, span, ranks, giga * 1_000_000_000);
+            let all = vec![of(LinkSpan::Node, 8, giga), of(LinkSpan::Cluster, 2, 40)];
+            Links::new(&Network { backend: "nccl".to_owned(), is_assumed: true, links: all }).unwrap()
+        };
+        let bandwidth = |giga, ranks| {
+            let links = slow(giga);
+            let spread = links.spread(Group::of(ranks), Some(8));
+            links.route_of(Collective::AllReduce, spread, ranks).bandwidth / 1_000_000_000
+        };
+        assert_eq!((bandwidth(10, 8), bandwidth(10, 64)), (10, 10));
+        assert_eq!((bandwidth(100, 8), bandwidth(100, 64)), (100, 100));
+        // Faster ones than all cards together change nothing.
+        assert_eq!((bandwidth(900, 64), bandwidth(1_800, 64)), (320, 320));
     }
 }

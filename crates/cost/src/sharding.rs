@@ -6,7 +6,7 @@ use crate::module::{Module, is_layer};
 use crate::network::{Basis, Group, Spread, Transfer};
 use crate::prediction::Prediction;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
-use dflop_types::{Collective, Component, Layout, LinkSpan, MicrobatchShape, ModelProfile, Tower, Zero};
+use dflop_types::{Collective, Component, Layout, MicrobatchShape, ModelProfile, Tower, Zero};
 
 /// How the states, gradients and parameters of a component are cut over its replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -287,7 +287,7 @@ impl CostModel {
     /// lie within one, which is what they are for.
     fn shard_spread(&self, sharding: Sharding) -> Spread {
         if self.ranks_per_node.is_none() && sharding.degree < sharding.replicas {
-            return Spread { span: LinkSpan::Node, per_node: sharding.degree };
+            return Spread::within(sharding.degree);
         }
         self.links.spread(sharding.shards(), self.ranks_per_node)
     }

@@ -9,15 +9,16 @@
 //! smaller and so less efficient matrix products, and gathers of sharded layers that take longer than the work beside them.
 
 use crate::error::PlanError;
-use crate::input::SearchInput;
+use crate::input::{SearchEffort, SearchInput};
 use crate::models::Models;
-use crate::search::{sampled_batches, work_bound_ns};
+use crate::search::{plan_alone, sampled_batches, work_bound_ns};
 use crate::space::Candidate;
 use dflop_cost::RankMemory;
 use dflop_step::{Arm, Method, StepError};
 use dflop_types::number::{self, percent, times};
-use dflop_types::{Rank, RankedPlan, Recomputation, memory_size};
+use dflop_types::{Cluster, Rank, RankedPlan, Recomputation, Zero, memory_size};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// The most global batches that the detail is a mean of.
 const BATCHES: usize = 4;
@@ -38,6 +39,9 @@ pub struct Detail {
     /// The same layout under simpler methods, from arrival order up to ours: the name of the method, and its step in
     /// nanoseconds; `None` if it does not fit.
     pub without: Vec<(String, Option<u64>)>,
+    /// The best plans without a part of this one, its sharding or its kind of layout, under the same scheduler: what each is, and its
+    /// step in nanoseconds; `None` if none was found that fits. Without what this plan does not have there is no row.
+    pub without_parts: Vec<(&'static str, Option<u64>)>,
 }
 
 /// What each method adds to the one before it, in this order.
@@ -82,13 +86,21 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         }
     }
     let step_ns = steps.iter().sum::<u64>() / count;
-    let work_ns = work_bound_ns(input, models.plain(), &batches).min(step_ns);
+    // The ranks of the plan do the work: those that it leaves free do none.
+    let used = SearchInput {
+        cluster: Cluster { num_ranks: plan.layout.num_ranks(), ..input.cluster.clone() },
+        shapes: Arc::clone(&input.shapes),
+        only: input.only.clone(),
+        made_from: input.made_from.clone(),
+        ..*input
+    };
+    let work_ns = work_bound_ns(&used, models.plain(), &batches).min(step_ns);
     let without = Candidate { recompute: Recomputation::NONE, ..candidate };
     let recomputed_ns = if candidate.eases(input) {
         eased_ns / count
     } else {
-        let with = work_bound_ns(input, models.of(&candidate), &batches);
-        with.saturating_sub(work_bound_ns(input, models.of(&without), &batches))
+        let with = work_bound_ns(&used, models.of(&candidate), &batches);
+        with.saturating_sub(work_bound_ns(&used, models.of(&without), &batches))
     };
     let named = [
         ("work", work_ns),
@@ -126,6 +138,7 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         }
         without.push((arm.to_string(), sum.map(|sum: u64| sum / count)));
     }
+    let without_parts = without_parts(input, plan)?;
     Ok(Detail {
         time_ns,
         step_ns,
@@ -133,7 +146,47 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         memory: memory.by_use().into_iter().filter(|(_, bytes)| *bytes > 0).collect(),
         fullest_rank,
         without,
+        without_parts,
     })
+}
+
+/// What `--only` says of candidates without a part of `plan`, and the name of those.
+fn parts(plan: &RankedPlan) -> Vec<(&'static str, &'static str)> {
+    let mut parts = Vec::new();
+    if plan.layout.zero != Zero::Nothing {
+        parts.push(("zero=0", "the best plan that shards nothing"));
+    }
+    parts.push(if plan.layout.is_colocated() {
+        ("colocated=false", "the best pipeline")
+    } else {
+        ("colocated=true", "the best plan with both components on each rank")
+    });
+    parts
+}
+
+/// The best plans without a part of `plan`. A part that the search is restricted to is left as it is.
+fn without_parts(
+    input: &SearchInput<'_>,
+    plan: &RankedPlan,
+) -> Result<Vec<(&'static str, Option<u64>)>, PlanError> {
+    let asked = input.only.to_string();
+    let mut found = Vec::new();
+    for (part, name) in parts(plan) {
+        let both = if asked.is_empty() { part.to_owned() } else { format!("{asked},{part}") };
+        let Ok(only) = both.parse() else { continue };
+        let best = plan_alone(&SearchInput {
+            only,
+            compares: false,
+            effort: SearchEffort::Quick,
+            shapes: Arc::clone(&input.shapes),
+            made_from: input.made_from.clone(),
+            cluster: input.cluster.clone(),
+            progress: &|_, _| {},
+            ..*input
+        })?;
+        found.push((name, best.map(|plan| plan.prediction.step_ns_mean)));
+    }
+    Ok(found)
 }
 
 impl Detail {
@@ -154,14 +207,23 @@ impl Detail {
         for (name, bytes) in &self.memory {
             let _ = writeln!(text, "  {:>11}  {name}", memory_size(*bytes));
         }
-        text.push_str("\nthe same layout with less of the scheduler\n");
-        for (name, ns) in &self.without {
+        let row = |text: &mut String, name: &str, ns: Option<u64>| {
             let _ = match ns {
                 Some(ns) => {
-                    writeln!(text, "  {:>11}  {:>6}  {name}", number::ns(*ns), times(*ns as f64 / whole))
+                    writeln!(text, "  {:>11}  {:>6}  {name}", number::ns(ns), times(ns as f64 / whole))
                 }
                 None => writeln!(text, "  {:>11}  does not fit  {name}", number::NONE),
             };
+        };
+        text.push_str("\nthe same layout with less of the scheduler\n");
+        for (name, ns) in &self.without {
+            row(&mut text, name, *ns);
+        }
+        if !self.without_parts.is_empty() {
+            text.push_str("\nthe same scheduler without a part of the plan\n");
+        }
+        for (name, ns) in &self.without_parts {
+            row(&mut text, name, *ns);
         }
         text
     }

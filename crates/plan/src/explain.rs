@@ -66,6 +66,7 @@ pub fn explain(outcome: &Outcome) -> String {
         Some((best, runners_up)) => {
             let budget = budget_words(&outcome.searched());
             choice(&mut text, best, outcome.num_sampled_batches, outcome.num_samples, Some(&budget));
+            free_ranks(&mut text, best, outcome.num_free_ranks(), outcome.num_samples);
             if let (Objective::P95, Some(ns)) = (outcome.objective, outcome.step_ns_p95(best)) {
                 let _ = writeln!(
                     text,
@@ -148,6 +149,8 @@ pub fn describe(plan: &Plan) -> String {
     let num_samples =
         plan.searched.and_then(|searched| searched.num_samples).unwrap_or(plan.global_batch_size);
     choice(&mut text, &plan.best, plan.num_sampled_batches, num_samples, budget.as_deref());
+    let num_free = plan.searched.map_or(0, |searched| searched.num_free_ranks);
+    free_ranks(&mut text, &plan.best, num_free, num_samples);
     others(&mut text, &plan.ways, &plan.best);
     if !plan.runners_up.is_empty() {
         let ranked: Vec<RankedPlan> =
@@ -206,6 +209,27 @@ fn choice(
     };
     let budget = budget.map(|budget| format!(", {budget}")).unwrap_or_default();
     let _ = writeln!(text, "  memory  {peaks}{budget}");
+}
+
+/// That the plan leaves ranks free, where it does, and what each of the others gives.
+fn free_ranks(text: &mut String, best: &RankedPlan, num_free: u32, num_samples: u32) {
+    if num_free == 0 {
+        return;
+    }
+    let num_used = best.layout.num_ranks();
+    let which = if num_free == 1 {
+        "the last is left free, as".to_owned()
+    } else {
+        format!("the last {} are left free, as", thousands(num_free.into()))
+    };
+    let rate = f64::from(num_samples) / (best.prediction.step_ns_mean.max(1) as f64 / 1e9);
+    let _ = writeln!(
+        text,
+        "  ranks   {} of {}: {which} no plan of all ranks that was judged is faster; {} samples/s of each used rank",
+        thousands(num_used.into()),
+        thousands((num_used + num_free).into()),
+        number::number(rate / f64::from(num_used.max(1))),
+    );
 }
 
 /// The same global batches in other ways, and what the plan gains over the best baseline that can run.

@@ -3,7 +3,7 @@
 use crate::error::PlanError;
 use crate::input::SearchInput;
 use crate::outcome::Outcome;
-use crate::search::search;
+use crate::search::plan_alone;
 use dflop_types::number::{self, percent, times};
 use dflop_types::{Cluster, RankedPlan};
 use std::sync::Arc;
@@ -21,6 +21,8 @@ pub struct FewerRanks {
     pub num_ranks: u32,
     /// Ranks of the cluster.
     pub of_ranks: u32,
+    /// Ranks of the plan that it is compared with.
+    pub than_ranks: u32,
     /// The best plan on `num_ranks` ranks.
     pub plan: RankedPlan,
     /// Its samples a second, as a part of those of the best plan on all ranks.
@@ -35,7 +37,7 @@ impl FewerRanks {
             self.num_ranks,
             self.of_ranks,
             percent(self.speed_ratio),
-            times(self.speed_ratio * f64::from(self.of_ranks) / f64::from(self.num_ranks)),
+            times(self.speed_ratio * f64::from(self.than_ranks) / f64::from(self.num_ranks)),
             number::ns(self.plan.prediction.step_ns_mean),
             self.plan.in_words(),
         )
@@ -49,11 +51,12 @@ impl FewerRanks {
 /// used this takes no time.
 ///
 /// # Errors
-/// As [`search`].
+/// As [`crate::search()`].
 pub fn fewer_ranks(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<FewerRanks>, PlanError> {
     let Some(best) = outcome.ranked.first() else { return Ok(None) };
     let step_ns = u128::from(best.prediction.step_ns_mean);
     let (of_ranks, of_node) = (input.cluster.num_ranks, input.cluster.ranks_per_node.max(1));
+    let than_ranks = best.layout.num_ranks();
     let is_enough = |ns: u128| ns * ENOUGH_PERCENT <= step_ns * 100;
     let mut last = 0;
     for quarters in QUARTERS {
@@ -61,11 +64,11 @@ pub fn fewer_ranks(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<
         let num_ranks = u32::try_from(part).unwrap_or(of_ranks) / of_node * of_node;
         let bound_ns =
             u128::from(outcome.work_bound_ns) * u128::from(of_ranks) / u128::from(num_ranks.max(1));
-        if num_ranks == last || !is_enough(bound_ns) {
+        if num_ranks == last || num_ranks >= than_ranks || !is_enough(bound_ns) {
             continue;
         }
         last = num_ranks;
-        let found = search(&SearchInput {
+        let found = plan_alone(&SearchInput {
             cluster: Cluster { num_ranks, ..input.cluster.clone() },
             compares: false,
             shapes: Arc::clone(&input.shapes),
@@ -73,11 +76,11 @@ pub fn fewer_ranks(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<
             made_from: input.made_from.clone(),
             ..*input
         })?;
-        if let Some(plan) = found.ranked.first()
+        if let Some(plan) = found
             && is_enough(plan.prediction.step_ns_mean.into())
         {
             let speed_ratio = step_ns as f64 / plan.prediction.step_ns_mean.max(1) as f64;
-            return Ok(Some(FewerRanks { num_ranks, of_ranks, plan: *plan, speed_ratio }));
+            return Ok(Some(FewerRanks { num_ranks, of_ranks, than_ranks, plan, speed_ratio }));
         }
     }
     Ok(None)

@@ -23,6 +23,7 @@ use crate::space::Candidate;
 use dflop_step::StepScheduler;
 use dflop_types::{PlanPrediction, Recomputation, Rejection, SampleIndex};
 use rayon::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The most candidates that are judged on the first batch.
 const FIRST_MAX: usize = 96;
@@ -78,6 +79,19 @@ const TIGHT: usize = 8;
 /// above what they are estimated to take: then the estimates of the modes in front were wrong, as where memory holds so few
 /// microbatches that a pipeline idles.
 const OF_MODE: usize = 8;
+
+/// Of the candidates that come after the others ([`judge_more`]): so many are judged on the first batch.
+const MORE_MAX: usize = 16;
+
+/// As [`MORE_MAX`]: so many of one layout.
+const OF_LAYOUT: usize = 3;
+
+/// Samples in one batch up to which candidates that come after the others are judged though their estimate is a twelfth behind that of
+/// the best plan, or as long as its step.
+const MORE_SAMPLES_MAX: usize = 2_048;
+
+/// As [`MORE_MAX`]: so many of them on all batches, where these are not small.
+const MORE_KEPT: usize = 4;
 
 /// Candidates judged at once. It does not depend on the number of cores, so that a search does the same on any machine.
 const AT_ONCE: usize = 8;
@@ -211,6 +225,66 @@ pub(crate) fn judge(
         }
     }
     Ok(())
+}
+
+/// Judges contenders that come after the others: those that are estimated to be at least as fast as the best plan so far, whose
+/// own estimate is `estimate_ns`. Those that fit join `found`; the others are rejected.
+pub(crate) fn judge_more(
+    input: &SearchInput<'_>,
+    models: &Models,
+    mut contenders: Vec<Contender>,
+    estimate_ns: Option<u64>,
+    Held { batches, run }: &Held<'_>,
+    found: &mut Found,
+) -> Result<(), PlanError> {
+    contenders.par_sort_unstable_by_key(|one| (one.rough.is_over, one.rough, one.candidate));
+    let (size, best_ns) = (batches[0].len(), found.ranked.first().map(|plan| found.value_ns(plan)));
+    // Where judging is cheap, an estimate that is some percent off costs no plan: neither the contender's nor the plan's own.
+    let limit_ns = estimate_ns.map(|ns| match best_ns {
+        Some(best) if size <= MORE_SAMPLES_MAX => far(ns).max(best),
+        _ => ns,
+    });
+    let is_slower = |one: &Contender| best_ns.is_some_and(|ns| one.bound_ns(input.objective) > ns);
+    let sizes = contenders.iter().filter(|one| !is_slower(one)).map(|one| one.candidate.layout.num_ranks());
+    let of_size = (MORE_MAX / sizes.collect::<BTreeSet<u32>>().len().max(1)).max(OF_LAYOUT);
+    let most = MORE_MAX.min(first_of(size));
+    // Estimates of one layout are close, and those of the largest part are in front: others have their turn too.
+    let (mut by_layout, mut by_size) = (BTreeMap::new(), BTreeMap::new());
+    let mut front = Vec::new();
+    for one in contenders {
+        if is_slower(&one) {
+            found.rejections.push(Rejection::Bound);
+            continue;
+        }
+        let layout = one.candidate.layout;
+        let number = |of: Option<&usize>| of.copied().unwrap_or(0);
+        let is_full = number(by_layout.get(&layout)) >= OF_LAYOUT
+            || number(by_size.get(&layout.num_ranks())) >= of_size;
+        if front.len() < most && !is_full && limit_ns.is_none_or(|limit| one.rough.step_ns <= limit) {
+            *by_layout.entry(layout).or_insert(0) += 1;
+            *by_size.entry(layout.num_ranks()).or_insert(0) += 1;
+            front.push(one);
+        } else {
+            found.rejections.push(Rejection::Estimate);
+        }
+    }
+    let mut judged = Vec::new();
+    sort_out(judged_first(input, models, front, batches, best_ns)?, &mut judged, found);
+    judged.sort_by_key(|one| (one.step_ns(), one.contender.candidate));
+    found.num_judged += judged.len() as u64;
+    judged.truncate(if size <= PATIENT_SAMPLES_MAX { NUM_RANKED } else { MORE_KEPT });
+    let fitting = rest_of_batches(input, models, judged, batches, found)?;
+    let fitting = fitting_run(input, models, fitting, run.as_ref(), found)?;
+    if fitting.is_empty() {
+        return Ok(());
+    }
+    for one in fitting {
+        found.insert(&one.contender.candidate, input, &one.judged);
+    }
+    if size <= WHOLE_SAMPLES_MAX {
+        polish::polish(input, models, batches, found)?;
+    }
+    confirm(input, models, run.as_ref(), found)
 }
 
 /// Judges candidates of the modes of recomputation of which none was judged, if what was judged takes a quarter longer than

@@ -102,13 +102,19 @@ impl Outcome {
         self.p95_ns.get(&Candidate::from(plan)).copied()
     }
 
+    /// Ranks of the cluster that the plan leaves free; 0 without a plan.
+    pub fn num_free_ranks(&self) -> u32 {
+        self.ranked.first().map_or(0, |best| self.num_ranks.saturating_sub(best.layout.num_ranks()))
+    }
+
     /// The candidates from which the plan is chosen, and the limits that it must keep.
-    pub(crate) const fn searched(&self) -> SearchedSpace {
+    pub(crate) fn searched(&self) -> SearchedSpace {
         SearchedSpace {
             num_candidates: self.num_candidates,
             memory_budget_bytes: self.memory_budget_bytes,
             is_budget_given: self.is_budget_given,
             num_samples: Some(self.num_samples),
+            num_free_ranks: self.num_free_ranks(),
         }
     }
 }

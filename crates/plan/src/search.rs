@@ -14,6 +14,7 @@ use crate::models::Models;
 use crate::objective::Objective;
 use crate::orders::try_orders;
 use crate::outcome::{Outcome, StopReason, group};
+use crate::parts::try_parts;
 use crate::rivals::{Rival, rivals};
 use crate::run_memory::{Held, Run};
 use crate::space::{Candidate, Rules, colocated};
@@ -21,7 +22,8 @@ use crate::wide::{colocated_groups, first_modes, recomputing, ways, wide};
 use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, check_samples};
-use dflop_types::{Layout, MicrobatchShape, RankedPlan, Rejection, SampleIndex};
+use dflop_types::{Cluster, Layout, MicrobatchShape, RankedPlan, Rejection, SampleIndex};
+use std::sync::Arc;
 
 /// The best plans for the cluster, and why the others were not chosen.
 ///
@@ -41,8 +43,8 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     search_and(input, true)
 }
 
-/// The plan of a search alone: what only explains an outcome, such as mends of what does not fit, is left out, as it takes
-/// longer than such a search.
+/// The plan of a search alone, on all ranks of its cluster: what only explains an outcome, such as mends of what does not fit, is
+/// left out, as it takes longer than such a search.
 pub(crate) fn plan_alone(input: &SearchInput<'_>) -> Result<Option<RankedPlan>, PlanError> {
     Ok(search_and(input, false)?.ranked.first().copied())
 }
@@ -72,14 +74,18 @@ fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanEr
         (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
     };
     let held = Held { batches: &batches, run: Run::new(input, &batches)? };
-    let rivals = if input.compares { rivals(input, &models, &contenders, &held)? } else { Vec::new() };
-    let balanced = balanced_rival(&rivals, &contenders);
+    let mut compared = if input.compares { rivals(input, &models, &contenders, &held)? } else { Vec::new() };
+    let balanced = balanced_rival(&compared, &contenders);
     match input.effort {
         SearchEffort::Quick => funnel::judge(input, &models, contenders, &held, &mut found, &progress)?,
         SearchEffort::Whole => judge_all(input, &models, contenders, &held, &mut found, &progress)?,
     }
     if let Some((contender, ns)) = balanced {
         take_if_faster(input, &models, &contender, ns, &held, &mut found)?;
+    }
+    if explains && num_candidates > 0 {
+        num_candidates += try_parts(input, &models, &known, &held, &mut found)?;
+        on_fewer_ranks(input, &models, &known, &held, &found, &mut compared)?;
     }
     num_candidates += try_orders(input, &models, &held, &mut found)?;
     // Some degrees were left out before anything was judged. Their least steps now tell which of them are certainly slower
@@ -123,7 +129,7 @@ fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanEr
     Ok(Outcome {
         ranked,
         ways,
-        rivals,
+        rivals: compared,
         mends,
         work_bound_ns: work_bound_ns(input, model, &batches),
         num_microbatches: input.num_microbatches,
@@ -254,6 +260,37 @@ fn judge_all(
             judge_one(input, models, &contender.candidate, &contender.bounds_ns, held, found)?
         {
             found.rejections.push(rejection);
+        }
+    }
+    Ok(())
+}
+
+/// Gives rivals the ranks of a plan that leaves some free, where they are faster on those: they get what ours gets.
+fn on_fewer_ranks(
+    input: &SearchInput<'_>,
+    models: &Models,
+    known: &Known,
+    held: &Held<'_>,
+    found: &Found,
+    compared: &mut [Rival],
+) -> Result<(), PlanError> {
+    let Some(best) = found.ranked.first() else { return Ok(()) };
+    let num_ranks = best.layout.num_ranks();
+    if num_ranks == input.cluster.num_ranks || compared.is_empty() || (input.halt)() {
+        return Ok(());
+    }
+    let part = SearchInput {
+        cluster: Cluster { num_ranks, ..input.cluster.clone() },
+        shapes: Arc::clone(&input.shapes),
+        only: input.only.clone(),
+        made_from: input.made_from.clone(),
+        ..*input
+    };
+    let Candidates { contenders, .. } = candidates(&part, models, known)?;
+    let of_part = rivals(&part, models, &contenders, held)?;
+    for (all, fewer) in compared.iter_mut().zip(of_part) {
+        if fewer.step_ns_mean.is_some_and(|ns| all.step_ns_mean.is_none_or(|of_all| ns < of_all)) {
+            *all = fewer;
         }
     }
     Ok(())

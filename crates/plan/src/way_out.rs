@@ -15,6 +15,9 @@ const RANKS_OF_A_NODE: u32 = 8;
 /// How often the ranks are doubled until a plan fits.
 const DOUBLINGS: u32 = 6;
 
+/// Numbers of ranks between one that is too few and one that is enough: more of them are halved, so many are all tried.
+const NUM_TRIED: usize = 3;
+
 /// The most ranks that are searched for a way out: beyond these a search takes seconds.
 const RANKS_MAX: u32 = 2_048;
 
@@ -39,9 +42,10 @@ pub struct WayOut {
 /// The nearest change with which a plan fits; `None` if there is a plan, or if no such change was found.
 ///
 /// The parts of `--only` are left out first, each by itself, then all of them. If that gives no plan and memory binds, the
-/// cluster gets twice the ranks, four times and so on, up to 64 times, or 2,048 ranks.
+/// cluster gets twice the ranks, four times and so on, up to 64 times, or 2,048 ranks; and then the fewest in between that are
+/// found.
 ///
-/// *Complexity*: a quick [`crate::search()`] for each part and for each doubling, on two global batches.
+/// *Complexity*: a quick [`crate::search()`] for each part, each doubling and each number between, on two global batches.
 ///
 /// # Errors
 /// As [`crate::search()`].
@@ -79,27 +83,66 @@ pub fn way_out(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<WayO
         found.push(WayOut { change: Change::WithoutParts(asked.clone()), plan });
     }
     if found.is_empty() && outcome.lacks_memory() {
-        let Cluster { mut num_ranks, mut ranks_per_node, memory_budget_bytes } = input.cluster;
-        for _ in 0..DOUBLINGS {
-            if (input.halt)() {
-                break;
-            }
-            // A cluster of less than one node grows within it; the ranks of nodes beyond it are further apart.
-            if num_ranks == ranks_per_node && num_ranks * 2 <= RANKS_OF_A_NODE {
-                ranks_per_node *= 2;
-            }
-            num_ranks = num_ranks.saturating_mul(2);
-            if num_ranks > RANKS_MAX {
-                break;
-            }
-            let cluster = Cluster { num_ranks, ranks_per_node, memory_budget_bytes };
-            if let Some(plan) = best(input.only.clone(), cluster)? {
-                found.push(WayOut { change: Change::Ranks(num_ranks, ranks_per_node), plan });
-                break;
-            }
-        }
+        found.extend(enough_ranks(input, &|cluster| best(input.only.clone(), cluster))?);
     }
     Ok(found.into_iter().min_by_key(|way| way.plan.prediction.step_ns_mean))
+}
+
+/// The fewest ranks found with which `plan_on` has a plan, on nodes as those of the cluster.
+///
+/// They are doubled until there is a plan. The numbers in between are halved until they are few, and those tried in order: by single
+/// ranks in a node, by whole nodes beyond one.
+fn enough_ranks(
+    input: &SearchInput<'_>,
+    plan_on: &dyn Fn(Cluster) -> Result<Option<RankedPlan>, PlanError>,
+) -> Result<Option<WayOut>, PlanError> {
+    let Cluster { mut num_ranks, mut ranks_per_node, memory_budget_bytes } = input.cluster;
+    let mut too_few = num_ranks;
+    let mut enough = None;
+    for _ in 0..DOUBLINGS {
+        if (input.halt)() {
+            break;
+        }
+        // A cluster of less than one node grows within it; the ranks of nodes beyond it are further apart.
+        if num_ranks == ranks_per_node && num_ranks * 2 <= RANKS_OF_A_NODE {
+            ranks_per_node *= 2;
+        }
+        too_few = num_ranks;
+        num_ranks = num_ranks.saturating_mul(2);
+        if num_ranks > RANKS_MAX {
+            break;
+        }
+        if let Some(plan) = plan_on(Cluster { num_ranks, ranks_per_node, memory_budget_bytes })? {
+            enough = Some(WayOut { change: Change::Ranks(num_ranks, ranks_per_node), plan });
+            break;
+        }
+    }
+    let Some(found) = enough else { return Ok(None) };
+    let unit = if num_ranks > ranks_per_node { ranks_per_node.max(1) } else { 1 };
+    let on = |num_ranks: u32| {
+        let of_node = ranks_per_node.min(num_ranks);
+        let plan = plan_on(Cluster { num_ranks, ranks_per_node: of_node, memory_budget_bytes })?;
+        Ok::<_, PlanError>(plan.map(|plan| WayOut { change: Change::Ranks(num_ranks, of_node), plan }))
+    };
+    let mut found = found;
+    let between = |low: u32, high: u32| (low / unit + 1..high.div_ceil(unit)).map(|number| number * unit);
+    while between(too_few, num_ranks).len() > NUM_TRIED && !(input.halt)() {
+        let middle = u32::midpoint(too_few / unit, num_ranks.div_ceil(unit)) * unit;
+        match on(middle)? {
+            Some(way) => (found, num_ranks) = (way, middle),
+            None => too_few = middle,
+        }
+    }
+    // What fits five ranks need not fit six, which divide otherwise. So the last few are all tried, the fewest first.
+    for number in between(too_few, num_ranks) {
+        if (input.halt)() {
+            break;
+        }
+        if let Some(way) = on(number)? {
+            return Ok(Some(way));
+        }
+    }
+    Ok(Some(found))
 }
 
 impl WayOut {

@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use std::collections::{BTreeSet, HashMap};
 
 /// Numbers of encoder stages that are tried where none is asked for.
-const ENCODER_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
+pub(crate) const ENCODER_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
 
 /// Candidates beyond the plain ones. `left_out_ns` has the least step of each layout, or candidate that recomputes, that was
 /// left out, in nanoseconds.

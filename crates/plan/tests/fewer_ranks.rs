@@ -2,13 +2,15 @@
 
 use crate::asked::input;
 use crate::fixture;
-use dflop_plan::{Objective, SearchInput, fewer_ranks, search};
-use dflop_types::{Cluster, SampleShape};
+use dflop_plan::{Objective, SearchEffort, SearchInput, fewer_ranks, search};
+use dflop_types::{Cluster, LinkProfile, LinkSpan, SampleShape};
 
 /// Four samples a step, one of them a text much longer than the others: eight ranks wait for it as two do.
 #[test]
 fn the_fewest_whole_nodes_that_are_nearly_as_fast_are_named() {
-    let profile = fixture::model_profile();
+    // Without links, more ranks cost nothing, so that the plan itself leaves none free.
+    let mut profile = fixture::model_profile();
+    profile.network.links.clear();
     let long = fixture::sample(0, 0, 4_000);
     let shapes: Vec<SampleShape> = std::iter::once(long).chain(fixture::shapes(3, 1)).collect();
     let cluster = |num_ranks| Cluster { ranks_per_node: 2, ..fixture::cluster(num_ranks, None) };
@@ -33,6 +35,41 @@ fn the_fewest_whole_nodes_that_are_nearly_as_fast_are_named() {
     // In one node there are no fewer nodes.
     let node = SearchInput { cluster: Cluster { ranks_per_node: 8, ..cluster(8) }, ..all };
     assert_eq!(fewer_ranks(&node, &search(&node).unwrap()).unwrap(), None);
+}
+
+/// Five ranks on nodes of four, slow links between the nodes: the plan is that of four ranks, and says so in words and in its file.
+#[test]
+fn a_plan_may_leave_ranks_free_and_says_so() {
+    let mut profile = fixture::model_profile();
+    let near = profile.network.links.clone();
+    let far = near.iter().map(|link| LinkProfile {
+        span: LinkSpan::Cluster,
+        bandwidth_bytes_per_s: link.bandwidth_bytes_per_s / 100,
+        points: Vec::new(),
+        ..link.clone()
+    });
+    profile.network.links = near.iter().cloned().chain(far).collect();
+    let shapes = fixture::shapes(96, 9);
+    for effort in [SearchEffort::Quick, SearchEffort::Whole] {
+        let of = |num_ranks, ranks_per_node| {
+            let cluster = Cluster { ranks_per_node, ..fixture::cluster(num_ranks, None) };
+            let only = "colocated=true".parse().unwrap();
+            search(&SearchInput { cluster, only, effort, ..input(&shapes, &profile, num_ranks) }).unwrap()
+        };
+        let (four, five) = (of(4, 4), of(5, 4));
+        assert_eq!((five.ranked[0].layout, five.num_free_ranks()), (four.ranked[0].layout, 1), "{effort:?}");
+        assert_eq!(five.ranked[0].prediction.step_ns_mean, four.ranked[0].prediction.step_ns_mean);
+        let plan = five.plan().unwrap();
+        assert_eq!(plan.searched.unwrap().num_free_ranks, 1);
+        let says =
+            "\n  ranks   4 of 5: the last is left free, as no plan of all ranks that was judged is faster; ";
+        for text in [dflop_plan::explain(&five), dflop_plan::describe(&plan)] {
+            assert!(text.contains(says), "{text}");
+        }
+        // Where all are used nothing is said, and the file has no such field.
+        assert!(!dflop_plan::explain(&four).contains("ranks   "));
+        assert_eq!(four.plan().unwrap().searched.unwrap().num_free_ranks, 0);
+    }
 }
 
 /// Many samples that are alike keep all ranks busy.

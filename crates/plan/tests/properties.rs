@@ -5,7 +5,10 @@ use crate::{asked, fixture};
 use dflop_cost::{CostModel, Sharding};
 use dflop_plan::{Only, SearchEffort, SearchInput, search};
 use dflop_step::batches::GlobalBatches;
-use dflop_types::{Cluster, MadeFrom, MicrobatchShape, ModelProfile, SampleIndex, SampleShape, Zero};
+use dflop_types::{
+    Cluster, Collective, LinkProfile, LinkSpan, MadeFrom, MicrobatchShape, ModelProfile, Network,
+    SampleIndex, SampleShape, Zero,
+};
 
 fn input<'a>(shapes: &[SampleShape], profile: &'a ModelProfile, cluster: Cluster) -> SearchInput<'a> {
     SearchInput {
@@ -85,6 +88,42 @@ fn more_ranks_are_never_slower_where_they_cost_nothing() {
         let (ns, _) = step_ns(&shapes, &profile, fixture::cluster(ranks, None)).unwrap();
         assert!(is_no_slower(ns, before), "{ranks} ranks: {ns} after {before}");
         before = ns;
+    }
+}
+
+/// Nodes of four ranks with slow links between them: a fifth rank stands alone on a second node, and what all ranks sum up goes
+/// through its one card. Five ranks can always do what four do.
+#[test]
+fn more_ranks_are_never_slower_whatever_their_number_divides_into() {
+    let mut profile = fixture::cuttable();
+    let link = |collective, span, num_ranks, bandwidth_bytes_per_s| LinkProfile {
+        collective,
+        span,
+        num_ranks,
+        latency_ns: 20_000,
+        bandwidth_bytes_per_s,
+        points: Vec::new(),
+    };
+    let all =
+        [Collective::PointToPoint, Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
+    let links = all.into_iter().flat_map(|collective| {
+        let near = link(collective, LinkSpan::Node, 4, 20_000_000_000);
+        [near, link(collective, LinkSpan::Cluster, 2, 400_000_000)]
+    });
+    profile.network = Network { backend: "nccl".to_owned(), is_assumed: true, links: links.collect() };
+    let shapes = fixture::shapes(96, 9);
+    let (all, pipelines) = ([2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 17], [3, 4, 5, 7, 8, 9]);
+    for (only, counts) in [("", &all[..]), ("colocated=false", &pipelines)] {
+        let (mut before, mut num_free) = (u64::MAX - u64::MAX / 8, 0);
+        for &num_ranks in counts {
+            let cluster = Cluster { num_ranks, ranks_per_node: num_ranks.min(4), memory_budget_bytes: None };
+            let asked = SearchInput { only: only.parse().unwrap(), ..input(&shapes, &profile, cluster) };
+            let outcome = search(&asked).unwrap();
+            let ns = outcome.ranked[0].prediction.step_ns_mean;
+            assert!(is_no_slower(ns, before), "{num_ranks} ranks, `{only}`: {ns} after {before}");
+            (before, num_free) = (before.min(ns), num_free + u32::from(outcome.num_free_ranks() > 0));
+        }
+        assert!(num_free > 0 || !only.is_empty(), "some number of ranks is better not used up");
     }
 }
 

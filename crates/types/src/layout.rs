@@ -405,6 +405,10 @@ impl Layout {
             let rule = format!("must be {} where the components are colocated", RankOrder::default());
             problems.push(format!("{name}.rank_order: {}, {rule}", self.rank_order));
         }
+        if !self.is_colocated() && self.zero == Zero::Parameters {
+            let rule = "must be at most 2 where encoder and llm have ranks of their own: those keep whole parameters";
+            problems.push(format!("{name}.zero: 3, {rule}"));
+        }
         self.check_interleave(name, problems);
         let cuts = [("encoder", Component::Encoder), ("llm", Component::Llm)];
         for (component, of) in cuts {

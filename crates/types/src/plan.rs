@@ -368,6 +368,14 @@ pub struct SearchedSpace {
     /// plans of earlier versions, which do not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_samples: Option<u32>,
+    /// Ranks of the cluster that the plan leaves free: the last ones.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub num_free_ranks: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The chosen layout and its prediction, the runners-up, and why the others were not chosen.

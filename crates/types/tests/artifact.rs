@@ -355,6 +355,16 @@ fn layouts_that_cannot_be_are_refused_by_field() {
         problems(Layout { shard_ranks: Some(2), ..Layout::colocated(4, Zero::Nothing) }),
         ["best.layout.shard_ranks: only where `zero` is above 0"]
     );
+    // A pipeline's ranks keep whole parameters.
+    let alone = ComponentLayout { tp: 1, pp: 1, dp: 2 };
+    let pipeline = |zero| problems(Layout { zero, ..Layout::disaggregated(alone, alone) });
+    assert!(pipeline(Zero::Gradients).is_empty());
+    assert_eq!(
+        pipeline(Zero::Parameters),
+        [
+            "best.layout.zero: 3, must be at most 2 where encoder and llm have ranks of their own: those keep whole parameters"
+        ]
+    );
 }
 
 #[test]

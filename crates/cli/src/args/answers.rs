@@ -59,15 +59,17 @@ pub(crate) struct Simulate {
     /// A new plan is searched for each combination of the values; plan.json is not needed. Fields: cluster.num_ranks,
     /// cluster.ranks_per_node, cluster.device (a device that dflop models lists), cluster.memory_budget_bytes,
     /// network.cluster_bytes_per_s, network.node_bytes_per_s, train.global_batch_size (without it, the number of samples
-    /// for each rank stays), train.num_microbatches, train.bucket_tokens_max, train.recipe, data.weights.KIND (which fraction of
-    /// the samples is text, image, multi_image, video or audio). Values have the limits that dflop.yaml has for the field;
+    /// for each rank stays), train.num_microbatches, train.bucket_tokens_max, train.recipe, data.llm_tokens_max (samples with
+    /// more LLM tokens are left out and counted; none is cut), data.weights.KIND (which fraction of the samples is text, image,
+    /// multi_image, video or audio). A row is judged on the global batches that dflop plan takes. Values have the limits that dflop.yaml has for the field;
     /// a step may have 16,384 samples, or as many as the data has. If no combination has a plan, the exit status is 1.
     #[arg(long, value_name = "FIELD=VALUES", value_parser = setting, conflicts_with_all = ["durations", "num_ranks", "trace"])]
     pub(crate) set: Vec<Setting>,
-    /// Write the rows of --set as CSV
+    /// Write the rows of --set as CSV; a missing directory is made
     #[arg(long, value_name = "FILE", requires = "set")]
     pub(crate) csv: Option<PathBuf>,
-    /// Draw the rows of --set as an SVG: samples a second over the first field, a line for each combination of the others
+    /// Draw the rows of --set as an SVG: samples a second over the first field, a line for each combination of the others; a
+    /// missing directory is made
     #[arg(long, value_name = "FILE", requires = "set")]
     pub(crate) plot: Option<PathBuf>,
     /// Also write a trace for ui.perfetto.dev

@@ -3,7 +3,6 @@
 use super::foreign;
 use crate::args::Launcher;
 use dflop_types::RankedPlan;
-use std::fmt::Write as _;
 use std::path::Path;
 
 /// Port of the first node on which torchrun's agents meet: torchrun's own default.
@@ -19,68 +18,128 @@ pub(super) fn launch(
     ranks_per_node: u32,
     config: &Path,
 ) -> String {
-    let ranks = plan.layout.num_ranks();
-    let per_node = ranks_per_node.clamp(1, ranks.max(1));
-    let nodes = ranks.div_ceil(per_node);
+    let nodes = Nodes::of(plan.layout.num_ranks(), ranks_per_node);
     let path = config.display().to_string();
     let config = path.replace('\'', r"'\''");
     let train = format!("--no-python dflop train --config '{config}'");
-    let mut text = String::new();
     match launcher {
-        Launcher::Torchrun if nodes == 1 => {
-            let _ = writeln!(text, "torchrun --standalone --nproc-per-node {per_node} {train}");
-        }
-        Launcher::Torchrun => {
-            let _ = writeln!(
-                text,
-                "# On each of the {nodes} nodes. HEAD is the address of the first, HERE that of the node itself: by these the nodes\n\
-                 # find each other, also where a node's name is not its address.\n\
-                 torchrun --nnodes {nodes} --nproc-per-node {per_node} --local-addr \"${{HERE:?}}\" --rdzv-backend c10d \
-                 --rdzv-id dflop --rdzv-endpoint \"${{HEAD:?}}:{PORT}\" \
-                 --rdzv-conf \"is_host=$([ \"$HERE\" = \"$HEAD\" ] && echo 1 || echo 0)\" {train}"
-            );
-        }
-        Launcher::Kubernetes => text.push_str(&kubernetes(nodes, per_node, &path)),
-        Launcher::Megatron => text.push_str(&foreign::megatron(plan, global_batch_size, num_llm_layers)),
-        Launcher::Torchtitan => text.push_str(&foreign::torchtitan(plan, global_batch_size, num_llm_layers)),
-        Launcher::Slurm => {
-            // One agent a node; the signal reaches every rank two minutes before the time ends, and training ends in order.
-            // A shell on each node, which torchrun takes the place of, fills in the node's own name.
-            // `sed` reads all names: a reader that ends at the first one can end `scontrol`, and by `pipefail` the job.
-            let _ = writeln!(
-                text,
-                "#!/bin/bash\n\
-                 #SBATCH --job-name=dflop\n\
-                 #SBATCH --nodes={nodes}\n\
-                 #SBATCH --ntasks-per-node=1\n\
-                 #SBATCH --gpus-per-node={per_node}\n\
-                 #SBATCH --exclusive\n\
-                 #SBATCH --signal=USR1@120\n\
-                 set -euo pipefail\n\
-                 HEAD=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | sed -n 1p)\n\
-                 export HEAD\n\
-                 srun bash -c 'exec torchrun --nnodes {nodes} --nproc-per-node {per_node} \
-                 --local-addr \"$SLURMD_NODENAME\" --rdzv-backend c10d --rdzv-id \"$SLURM_JOB_ID\" \
-                 --rdzv-endpoint \"$HEAD:{PORT}\" --rdzv-conf \"is_host=$((SLURM_NODEID == 0))\" \"$@\"' \
-                 torchrun {train}"
-            );
+        Launcher::Torchrun => torchrun(&nodes, &train),
+        Launcher::Kubernetes => kubernetes(&nodes, &path),
+        Launcher::Megatron => foreign::megatron(plan, global_batch_size, num_llm_layers),
+        Launcher::Torchtitan => foreign::torchtitan(plan, global_batch_size, num_llm_layers),
+        Launcher::Slurm => slurm(&nodes, &train),
+    }
+}
+
+/// The nodes that the ranks of a plan stand on: all full, but for the last.
+struct Nodes {
+    number: u32,
+    per_node: u32,
+    /// Ranks of the last node, where these are fewer.
+    of_last: Option<u32>,
+}
+
+impl Nodes {
+    fn of(ranks: u32, ranks_per_node: u32) -> Self {
+        let per_node = ranks_per_node.clamp(1, ranks.max(1));
+        let of_last = Some(ranks % per_node).filter(|&left| left > 0);
+        Self { number: ranks.div_ceil(per_node), per_node, of_last }
+    }
+
+    /// How the agents of several nodes find each other, and how many ranks each starts. `node` is an expression of the shell that
+    /// has the number of the node, from 0; `meeting` is for nodes that are all alike.
+    ///
+    /// Agents that meet by themselves are numbered by their addresses. Where the last node has fewer ranks its place must be
+    /// the last, or tensor groups would stand on two nodes: then each agent is told its number.
+    fn agents(&self, node: &str, head: &str, meeting: &str) -> String {
+        let Self { number, per_node, of_last } = self;
+        match of_last {
+            None => format!("--nnodes {number} --nproc-per-node {per_node} {meeting}"),
+            Some(of_last) => format!(
+                "--nnodes {number} --nproc-per-node \"$(({node} == {} ? {of_last} : {per_node}))\" --rdzv-backend static \
+                 --node-rank \"$(({node}))\" --master-addr \"{head}\" --master-port {PORT}",
+                number - 1
+            ),
         }
     }
-    text
+}
+
+fn torchrun(nodes: &Nodes, train: &str) -> String {
+    let Nodes { number, per_node, of_last } = nodes;
+    if *number == 1 {
+        return format!("torchrun --standalone --nproc-per-node {per_node} {train}\n");
+    }
+    let meeting = format!(
+        "--local-addr \"${{HERE:?}}\" --rdzv-backend c10d \
+         --rdzv-id dflop --rdzv-endpoint \"${{HEAD:?}}:{PORT}\" \
+         --rdzv-conf \"is_host=$([ \"$HERE\" = \"$HEAD\" ] && echo 1 || echo 0)\""
+    );
+    let agents = nodes.agents("${NODE:?}", "${HEAD:?}", &meeting);
+    let note = match of_last {
+        None => format!(
+            "# On each of the {number} nodes. HEAD is the address of the first, HERE that of the node itself: by these the nodes\n\
+             # find each other, also where a node's name is not its address."
+        ),
+        Some(of_last) => format!(
+            "# On each of the {number} nodes. HEAD is the address of the first, NODE the number of the node itself, from 0 to {}: the last\n\
+             # one has {of_last} of the ranks, each of the others {per_node}.",
+            number - 1
+        ),
+    };
+    format!("{note}\ntorchrun {agents} {train}\n")
+}
+
+fn slurm(nodes: &Nodes, train: &str) -> String {
+    let Nodes { number, per_node, .. } = nodes;
+    let meeting = format!(
+        "--local-addr \"$SLURMD_NODENAME\" --rdzv-backend c10d --rdzv-id \"$SLURM_JOB_ID\" \
+         --rdzv-endpoint \"$HEAD:{PORT}\" --rdzv-conf \"is_host=$((SLURM_NODEID == 0))\""
+    );
+    let agents = nodes.agents("SLURM_NODEID", "$HEAD", &meeting);
+    // One agent a node; the signal reaches every rank two minutes before the time ends, and training ends in order.
+    // A shell on each node, which torchrun takes the place of, fills in the node's own name.
+    // `sed` reads all names: a reader that ends at the first one can end `scontrol`, and by `pipefail` the job.
+    format!(
+        "#!/bin/bash\n\
+         #SBATCH --job-name=dflop\n\
+         #SBATCH --nodes={number}\n\
+         #SBATCH --ntasks-per-node=1\n\
+         #SBATCH --gpus-per-node={per_node}\n\
+         #SBATCH --exclusive\n\
+         #SBATCH --signal=USR1@120\n\
+         set -euo pipefail\n\
+         HEAD=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | sed -n 1p)\n\
+         export HEAD\n\
+         srun bash -c 'exec torchrun {agents} \"$@\"' \
+         torchrun {train}\n"
+    )
 }
 
 /// An indexed Job, whose pods are the nodes, and the headless Service by whose names they find the first of them.
 ///
 /// Fields as in the Kubernetes API `batch/v1` and "Job with Pod-to-Pod Communication" in its documentation, read on 2026-11-23.
-fn kubernetes(nodes: u32, per_node: u32, config: &str) -> String {
-    let meeting = if nodes == 1 {
-        "--standalone".to_owned()
-    } else {
-        format!("--nnodes {nodes} --rdzv-backend c10d --rdzv-id dflop --rdzv-endpoint dflop-0.dflop:{PORT}")
+fn kubernetes(nodes: &Nodes, config: &str) -> String {
+    let Nodes { number, per_node, of_last } = nodes;
+    let meeting = format!("--rdzv-backend c10d --rdzv-id dflop --rdzv-endpoint dflop-0.dflop:{PORT}");
+    let train = "--no-python dflop train --config";
+    // Without a shell, or with one that torchrun takes the place of: the signal that ends a pod reaches torchrun, and by it
+    // every rank.
+    let words: Vec<String> = match (number, of_last) {
+        (1, _) => format!("torchrun --standalone --nproc-per-node {per_node} {train}")
+            .split(' ')
+            .map(str::to_owned)
+            .collect(),
+        (_, None) => format!("torchrun --nnodes {number} {meeting} --nproc-per-node {per_node} {train}")
+            .split(' ')
+            .map(str::to_owned)
+            .collect(),
+        (_, Some(_)) => {
+            let agents = nodes.agents("JOB_COMPLETION_INDEX", "dflop-0.dflop", &meeting);
+            ["sh".to_owned(), "-c".to_owned(), format!("exec torchrun {agents} {train} \"$0\"")].into()
+        }
     };
-    // Without a shell: the signal that ends a pod reaches torchrun, and by it every rank.
-    let words = format!("torchrun {meeting} --nproc-per-node {per_node} --no-python dflop train --config");
-    let quoted = words.split(' ').map(str::to_owned).chain([config.replace('\'', "''")]);
+    let nodes = number;
+    let quoted = words.into_iter().chain([config.replace('\'', "''")]);
     let command = quoted.map(|word| format!("            - '{word}'")).collect::<Vec<_>>().join("\n");
     format!(
         "# Put your own in the places of IMAGE (a container with dflop and torch) and CLAIM (a volume with configuration, data, model
@@ -169,6 +228,24 @@ mod tests {
         assert!(job.starts_with("#!/bin/bash\n#SBATCH"), "{job}");
         assert!(job.contains("#SBATCH --nodes=8\n"), "{job}");
         assert!(job.contains("srun bash -c 'exec torchrun --nnodes 8 --nproc-per-node 8"), "{job}");
+    }
+
+    /// 17 ranks on nodes of eight: the agents are numbered, so that the node with one rank is the last.
+    #[test]
+    fn the_last_node_has_what_is_left() {
+        let of = |launcher| launch(launcher, &plan(17), 64, 28, 8, Path::new("dflop.yaml"));
+        let torchrun = of(Launcher::Torchrun);
+        let meeting = "--nnodes 3 --nproc-per-node \"$((${NODE:?} == 2 ? 1 : 8))\" --rdzv-backend static \
+                       --node-rank \"$((${NODE:?}))\" --master-addr \"${HEAD:?}\" --master-port 29400 --no-python";
+        assert!(torchrun.contains(meeting) && torchrun.contains("# one has 1 of the ranks"), "{torchrun}");
+        let job = of(Launcher::Slurm);
+        assert!(job.contains("#SBATCH --nodes=3\n") && job.contains("#SBATCH --gpus-per-node=8\n"), "{job}");
+        assert!(job.contains("--nproc-per-node \"$((SLURM_NODEID == 2 ? 1 : 8))\""), "{job}");
+        let manifest = of(Launcher::Kubernetes);
+        let start = "            - 'sh'\n            - '-c'\n            - 'exec torchrun --nnodes 3 ";
+        assert!(manifest.contains(start), "{manifest}");
+        assert!(manifest.contains("\"$0\"'\n            - 'dflop.yaml'\n"), "{manifest}");
+        assert!(manifest.contains("  completions: 3\n"), "{manifest}");
     }
 
     #[test]

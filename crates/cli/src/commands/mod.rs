@@ -197,11 +197,16 @@ impl Inputs {
         artifact::check_made_from(path, plan, "model_profile", &artifact::hash_of(&self.model_profile))?;
         let (train, best) = (&self.config.train, &plan.best);
         let text = |n: u32| n.to_string();
+        let num_free = plan.searched.map_or(0, |searched| searched.num_free_ranks);
         differs(
             path,
             "dflop plan",
             &[
-                ("cluster.num_ranks", text(self.config.cluster.num_ranks), text(best.layout.num_ranks())),
+                (
+                    "cluster.num_ranks",
+                    text(self.config.cluster.num_ranks),
+                    text(best.layout.num_ranks().saturating_add(num_free)),
+                ),
                 ("train.global_batch_size", text(train.global_batch_size), text(plan.global_batch_size)),
                 (
                     "train.num_microbatches",

@@ -10,8 +10,8 @@ use crate::config::Config;
 use dflop_analytic::{Architecture, HARDWARE, Hardware};
 use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
 use dflop_plan::{
-    Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, detail, explain, fewer_ranks,
-    search, way_out,
+    Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, detail, explain,
+    exposed_communication_ns, fewer_ranks, search, way_out,
 };
 use dflop_types::{
     DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, Plan, RankedPlan, Tower, Trained, artifact,
@@ -25,6 +25,11 @@ use std::time::Instant;
 
 /// Samples of the global batches that candidates are judged on, by default.
 const SAMPLES: u32 = 2_048;
+
+/// Global batches of so many samples that candidates are judged on, by default.
+pub(super) fn sampled_batches(global_batch_size: u32) -> u32 {
+    (SAMPLES / global_batch_size.max(1)).clamp(2, 8)
+}
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let start = Instant::now();
@@ -54,7 +59,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         num_steps: config.train.steps,
         num_sampled_batches: arguments
             .sampled_batches
-            .unwrap_or_else(|| (SAMPLES / config.train.global_batch_size.max(1)).clamp(2, 8)),
+            .unwrap_or_else(|| sampled_batches(config.train.global_batch_size)),
         only: arguments.only.clone().unwrap_or_default(),
         compares: arguments.compare || arguments.samples.is_some(), // saved against what people run
         effort: if arguments.exhaustive { SearchEffort::Whole } else { SearchEffort::Quick },
@@ -77,6 +82,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let asked = arguments.explain.as_deref().filter(|_| !outcome.ranked.is_empty());
     let explained = asked.map(|asked| explained(&input, &outcome, asked)).transpose()?;
     let fewer = if arguments.compare { fewer_ranks(&input, &outcome)? } else { None };
+    let exposed_ns = exposed_ns(&input, &outcome)?;
     bar.finish_and_clear();
     let run = arguments.samples.map(|samples| Run {
         samples,
@@ -89,6 +95,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         let seconds = start.elapsed().as_secs_f64();
         let mut value = as_json(&outcome, hint.as_deref(), &inputs, seconds);
         let parts = [
+            ("exposed_communication_ms", exposed_ns.map(|ns| json!(ns as f64 / 1e6))),
             ("fewer_ranks", fewer.as_ref().map(fewer_json)),
             ("run", costs.map(|(run, ns)| run.json(ns, &baselines(&outcome)))),
             ("explained", explained.as_ref().map(|(plan, detail)| detail_json(plan, detail))),
@@ -112,9 +119,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         }
         None if !arguments.json => {
             out!("{}", explain(&outcome));
-            if arguments.compare {
-                out!("{}", speed(&outcome, fewer.as_ref()));
-            }
+            out!("{}", speed(&outcome, &inputs, exposed_ns, fewer.as_ref()));
             if let Some((run, ns)) = costs {
                 out!("{}", run.words(ns, &baselines(&outcome)));
             }
@@ -124,10 +129,18 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         }
         None => {}
     }
-    if let Some((found, change)) = &change {
-        found.tell(change, &arguments.files.config.config, &out, arguments.json)?;
-    }
+    change.map_or(Ok(()), |(found, change)| {
+        found.tell(&change, &arguments.files.config.config, &out, arguments.json)
+    })?;
     replace(&out, &plan)
+}
+
+/// The exposed communication of the plan, in nanoseconds; `None` where there is no plan, or nothing is known of links.
+fn exposed_ns(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<u64>, Failure> {
+    match outcome.ranked.first() {
+        Some(best) => Ok(exposed_communication_ns(input, best)?),
+        None => Ok(None),
+    }
 }
 
 /// The profile says which tensor degrees it has; the model, why it cannot have another.
@@ -180,13 +193,15 @@ fn hint(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<String>, Fa
 }
 
 /// Says what the plan's data is not: all samples, text by the model's tokenizer, enough for a whole global batch. And which
-/// nodes the ranks are on, where these are smaller than usual: 17 ranks divide into no nodes, and messages between nodes are slow.
+/// nodes the ranks are on, where these are smaller than usual, or the last one has fewer: messages between nodes are slow.
 fn say_what_data(inputs: &Inputs) {
     let (num_ranks, of_node) = (inputs.config.cluster.num_ranks, inputs.config.cluster.ranks_per_node);
-    if of_node < USUAL_NODE && num_ranks > of_node {
-        let num_nodes = num_ranks / of_node.max(1);
+    let num_last = num_ranks % of_node.max(1);
+    if num_ranks > of_node && (of_node < USUAL_NODE || num_last > 0) {
+        let num_nodes = num_ranks.div_ceil(of_node.max(1));
+        let last = if num_last > 0 { format!("; the last node has {num_last}") } else { String::new() };
         talk!(
-            "note: {num_ranks} ranks are planned on {num_nodes} nodes of {of_node} (`cluster.ranks_per_node`)"
+            "note: {num_ranks} ranks are planned on {num_nodes} nodes of {of_node} (`cluster.ranks_per_node`){last}"
         );
     }
     if !inputs.data_profile.strata.is_empty() {
@@ -258,13 +273,35 @@ fn baselines(outcome: &Outcome) -> Vec<(String, u64)> {
     ways.filter_map(|way| Some((way.way.clone(), way.step_ns_mean?))).collect()
 }
 
-/// Samples a second of the plan, and what fewer ranks would give.
-fn speed(outcome: &Outcome, fewer: Option<&FewerRanks>) -> String {
+/// Samples a second of the plan, its MFU, the communication that no computing hides, and what fewer ranks would give.
+fn speed(outcome: &Outcome, inputs: &Inputs, exposed_ns: Option<u64>, fewer: Option<&FewerRanks>) -> String {
     let Some(best) = outcome.ranked.first() else { return String::new() };
-    let rate = samples_per_s(outcome, best.prediction.step_ns_mean);
-    let of_rank = rate / f64::from(outcome.num_ranks);
+    let step_ns = best.prediction.step_ns_mean;
+    let (rate, num_ranks) = (samples_per_s(outcome, step_ns), best.layout.num_ranks());
+    let of_rank = number::number(rate / f64::from(num_ranks));
+    let mfu = mfu(inputs, rate, num_ranks)
+        .map_or_else(String::new, |mfu| format!(", MFU {} (encoder counted)", number::percent(mfu)));
+    let exposed = exposed_ns.map_or_else(String::new, |ns| {
+        let part = number::percent(ns as f64 / step_ns.max(1) as f64);
+        format!(
+            "exposed communication: {} of the step, {part}: what computing does not hide\n",
+            number::ns(ns)
+        )
+    });
     let fewer = fewer.map_or_else(String::new, |fewer| format!("{}\n", fewer.words()));
-    format!("\nspeed: {} samples/s, {} of each rank\n{fewer}", number::number(rate), number::number(of_rank))
+    format!("\nspeed: {} samples/s, {of_rank} of each rank{mfu}\n{exposed}{fewer}", number::number(rate))
+}
+
+/// Operations of forward and backward over those that the devices could do, by samples a second; `None` for a device that the table
+/// does not have.
+fn mfu(inputs: &Inputs, samples_per_s: f64, num_ranks: u32) -> Option<f64> {
+    let (model, data) = (&inputs.model_profile, &inputs.data_profile);
+    let peak = peak_rate(model)?;
+    let useful = match super::estimate::architecture_of(&inputs.config) {
+        Some(architecture) => useful_operations(&architecture, data, inputs.config.trained()),
+        None => products_with_weights(model, data),
+    };
+    Some(samples_per_s * useful / (peak * f64::from(num_ranks)))
 }
 
 fn fewer_json(fewer: &FewerRanks) -> Value {
@@ -283,25 +320,26 @@ fn detail_json(plan: &RankedPlan, detail: &Detail) -> Value {
         parts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>()
     };
     let without: Vec<_> = detail.without.iter().map(|(way, ns)| json!({"way": way, "step_ns": ns})).collect();
+    let without_parts: Vec<_> =
+        detail.without_parts.iter().map(|(way, ns)| json!({"way": way, "step_ns": ns})).collect();
     json!({"layout": plan.layout, "step_ns": detail.step_ns, "step_ns_max": detail.step_ns_max,
            "time_ns": parts(&detail.time_ns), "fullest_rank": detail.fullest_rank,
-           "memory_bytes": parts(&detail.memory), "without": without})
+           "memory_bytes": parts(&detail.memory), "without": without, "without_parts": without_parts})
 }
 
 /// A search for programs: its plans, what people run today, why others were not chosen.
 fn as_json(outcome: &Outcome, hint: Option<&str>, inputs: &Inputs, seconds: f64) -> Value {
     let (model, data) = (&inputs.model_profile, &inputs.data_profile);
-    let useful = match super::estimate::architecture_of(&inputs.config) {
-        Some(architecture) => useful_operations(&architecture, data, inputs.config.trained()),
-        None => products_with_weights(model, data),
-    };
     let ms = |ns: u64| ns as f64 / 1e6;
     let per_second = |ns: u64| samples_per_s(outcome, ns);
     let plan = |plan: &RankedPlan| {
         let prediction = &plan.prediction;
         let rate = per_second(prediction.step_ns_mean);
+        let num_ranks = plan.layout.num_ranks();
         json!({
             "layout": plan.layout,
+            "num_ranks": num_ranks,
+            "num_free_ranks": outcome.num_ranks.saturating_sub(num_ranks),
             "recompute": plan.recompute,
             "is_eased": plan.is_eased,
             "num_microbatches": plan.num_microbatches,
@@ -311,8 +349,8 @@ fn as_json(outcome: &Outcome, hint: Option<&str>, inputs: &Inputs, seconds: f64)
             "step_ms_half_width": ms(prediction.step_ns_half_width),
             "work_bound_ms": ms(outcome.work_bound_ns),
             "samples_per_s": rate,
-            "samples_per_s_per_rank": rate / f64::from(outcome.num_ranks),
-            "mfu": peak_rate(model).map(|peak| rate * useful / (peak * f64::from(outcome.num_ranks))),
+            "samples_per_s_per_rank": rate / f64::from(num_ranks),
+            "mfu": mfu(inputs, rate, num_ranks),
             "bubble_ratio": prediction.bubble_ratio,
             "peak_bytes": prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak),
             "encoder_peak_bytes": prediction.encoder_memory_bytes_peak,

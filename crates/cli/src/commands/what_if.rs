@@ -2,6 +2,7 @@
 
 mod setting;
 
+use super::plan::sampled_batches;
 use super::{Inputs, caveats};
 use crate::Failure;
 use crate::config::Config;
@@ -9,19 +10,17 @@ use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_report::{Sweep, SweepLine};
 use dflop_types::number::thousands;
 use dflop_types::{
-    DataProfile, MadeFrom, ModelProfile, RankedPlan, Rejection, SampleKind, SampleShape, WayPrediction,
-    artifact,
+    DataProfile, MadeFrom, ModelProfile, ProfiledSample, RankedPlan, Rejection, SampleKind, SampleShape,
+    WayPrediction, artifact,
 };
 use serde_json::json;
 pub(crate) use setting::{Setting, check_named_once, setting};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Combinations at most: each is a search of about a second.
 const ROWS_MAX: usize = 1_000;
-
-/// Samples of the global batches that a plan is judged on, and how many batches at most.
-const SAMPLES: u32 = 1_024;
 
 /// Samples of a step at most, where the data has fewer: 4 for each of 4,096 ranks. Such a search takes some twenty
 /// seconds, and more samples take as much longer.
@@ -36,12 +35,29 @@ struct Case {
     weights: BTreeMap<usize, f64>,
     /// Whether the batch grows and shrinks with the ranks: nothing sets it.
     is_batch_set: bool,
+    /// Samples with more LLM tokens are left out.
+    llm_tokens_max: Option<u64>,
+}
+
+impl Case {
+    /// The samples that the limit on their length leaves, and how many are above it.
+    fn within<'a>(&self, data: &'a DataProfile) -> (Cow<'a, DataProfile>, u64) {
+        let Some(most) = self.llm_tokens_max else { return (Cow::Borrowed(data), 0) };
+        let is_within = |sample: &&ProfiledSample| u64::from(sample.shape.llm_tokens) <= most;
+        let samples: Vec<ProfiledSample> = data.samples.iter().filter(is_within).cloned().collect();
+        let num_above = (data.samples.len() - samples.len()) as u64;
+        (Cow::Owned(DataProfile { samples, ..data.clone() }), num_above)
+    }
 }
 
 /// One combination, and what its search found or why there could be none.
 struct Row {
     case: Case,
     answer: Result<Outcome, Failure>,
+    /// Samples that are longer than the row's limit, and so not in its steps.
+    num_above: u64,
+    /// Whether a step takes some sample more than once, as the data has too few.
+    is_repeated: bool,
 }
 
 impl Row {
@@ -107,6 +123,10 @@ fn mixed(
     weights: &BTreeMap<usize, f64>,
     count: usize,
 ) -> Result<Vec<SampleShape>, Failure> {
+    if weights.is_empty() {
+        // In their own order, so that global batches are those of `dflop plan`.
+        return Ok(data.samples.iter().cycle().take(count).map(|sample| sample.shape.clone()).collect());
+    }
     let of_kind = by_kind(data);
     check_mix(&of_kind, weights)?;
     let given: f64 = weights.values().sum();
@@ -176,14 +196,17 @@ pub(super) fn run(
     let found: Vec<Row> = cases
         .into_iter()
         .map(|case| {
-            let answer = planned(&case, &inputs.data_profile);
-            Row { case, answer }
+            let (data, num_above) = case.within(&inputs.data_profile);
+            let own = inputs.config.train.global_batch_size;
+            let count = samples_for(&case, &data, own);
+            let is_repeated = count > data.samples.len();
+            let answer = planned(&case, &data, count);
+            Row { case, answer, num_above, is_repeated }
         })
         .collect();
+    say_above(&found, inputs.data_profile.samples.len() as u64);
     caveats::say(found.iter().filter_map(|row| row.answer.as_ref().ok()));
-    let num_samples = inputs.data_profile.samples.len() as u64;
-    let needed = |of: &Outcome| u64::from(of.num_sampled_batches) * u64::from(of.global_batch_size);
-    if found.iter().any(|row| row.answer.as_ref().is_ok_and(|outcome| needed(outcome) > num_samples)) {
+    if found.iter().any(|row| row.is_repeated && row.answer.is_ok()) {
         caveats::say_repeated();
     }
     show(settings, &found, files.csv, is_json)?;
@@ -208,9 +231,16 @@ fn case(inputs: &Inputs, settings: &[Setting], values: Vec<String>) -> Result<Ca
         model: inputs.model_profile.clone(),
         weights: BTreeMap::new(),
         is_batch_set: settings.iter().any(|setting| setting.field == "train.global_batch_size"),
+        llm_tokens_max: None,
     };
     case.set_all(settings)?;
-    check_mix(&by_kind(&inputs.data_profile), &case.weights)?;
+    let (within, num_above) = case.within(&inputs.data_profile);
+    if within.samples.is_empty() && num_above > 0 {
+        let most = case.llm_tokens_max.unwrap_or(0);
+        let rule = format!("all {} samples have more LLM tokens", thousands(num_above));
+        return Err(Failure::new(format!("`--set data.llm_tokens_max={most}`: {rule}"), None));
+    }
+    check_mix(&by_kind(&within), &case.weights)?;
     let (size, num_samples) = (case.config.train.global_batch_size, inputs.data_profile.samples.len());
     let most = u32::try_from(num_samples).unwrap_or(u32::MAX).max(STEP_SAMPLES_MAX);
     // What the configuration has by itself is planned as `dflop plan` does.
@@ -266,13 +296,35 @@ fn drawn(settings: &[Setting], found: &[Row]) -> Sweep {
     }
 }
 
-fn planned(case: &Case, data: &DataProfile) -> Result<Outcome, Failure> {
+/// Says how many samples each limit on their length leaves out, and what training does with such.
+fn say_above(found: &[Row], num_samples: u64) {
+    let mut said: Vec<u64> = Vec::new();
+    for row in found {
+        let Some(most) = row.case.llm_tokens_max.filter(|most| row.num_above > 0 && !said.contains(most))
+        else {
+            continue;
+        };
+        said.push(most);
+        talk!(
+            "note: {} of {} samples have more than {} LLM tokens: rows with that limit are without them; `dflop train` cuts no sample and trains these too, unless the data leaves them out",
+            thousands(row.num_above),
+            thousands(num_samples),
+            thousands(most)
+        );
+    }
+}
+
+/// How many samples a row plans with: those there are, each more than once where a step takes more. A step of `own` samples, as
+/// the configuration has it, takes no more than there are, as under `dflop plan`.
+fn samples_for(case: &Case, data: &DataProfile, own: u32) -> usize {
+    let size = case.config.train.global_batch_size;
+    let needed = if size == own { 0 } else { size as usize };
+    data.samples.len().max(needed)
+}
+
+fn planned(case: &Case, data: &DataProfile, count: usize) -> Result<Outcome, Failure> {
     let config = &case.config;
     let size = config.train.global_batch_size;
-    let sampled = (SAMPLES / size.max(1)).clamp(2, 4);
-    // A larger step may take more samples than a small dataset has: then each comes more than once.
-    let needed = (sampled as usize) * (size as usize);
-    let count = data.samples.len().max(needed);
     let shapes = mixed(data, &case.weights, count)?;
     Ok(search(&SearchInput {
         shapes: shapes.into(),
@@ -285,8 +337,8 @@ fn planned(case: &Case, data: &DataProfile) -> Result<Outcome, Failure> {
         trained: config.trained(),
         order: config.train.order(),
         objective: config.objective(),
-        num_steps: 0,
-        num_sampled_batches: sampled,
+        num_steps: config.train.steps,
+        num_sampled_batches: sampled_batches(size),
         only: Only::default(),
         compares: false,
         effort: SearchEffort::Quick,
@@ -345,6 +397,7 @@ fn show(settings: &[Setting], found: &[Row], csv: Option<&Path>, is_json: bool) 
         objects.push(json!({
             "set": fields.iter().zip(&row.case.values).collect::<BTreeMap<_, _>>(),
             "global_batch_size": size,
+            "num_samples_above": row.num_above,
             "step_ms": step_ns.map(ms),
             "samples_per_s": per_s,
             "peak_bytes": peak,
@@ -393,7 +446,6 @@ fn show(settings: &[Setting], found: &[Row], csv: Option<&Path>, is_json: bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_types::ProfiledSample;
 
     #[test]
     fn the_last_setting_changes_fastest() {
@@ -424,7 +476,9 @@ mod tests {
         assert_eq!(counted(0.2, 100), (100, 20));
         assert_eq!(counted(1.0, 8), (8, 8));
         // Nothing asked for: as it is.
-        assert_eq!(mixed(&data, &BTreeMap::new(), 10).unwrap().len(), 10);
+        let as_is: Vec<SampleShape> = data.samples.iter().map(|sample| sample.shape.clone()).collect();
+        assert_eq!(mixed(&data, &BTreeMap::new(), 10).unwrap(), as_is);
+        assert_eq!(mixed(&data, &BTreeMap::new(), 12).unwrap()[10..], as_is[..2]);
         assert!(mixed(&data, &BTreeMap::from([(video, 1.5)]), 10).is_err());
         let audio = SampleKind::ALL.iter().position(|kind| *kind == SampleKind::Audio).unwrap();
         assert!(mixed(&data, &BTreeMap::from([(audio, 0.5)]), 10).is_err());

@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 pub struct ClusterSection {
     /// Ranks in all, one device each.
     pub num_ranks: u32,
-    /// Ranks inside one node.
+    /// Ranks inside one node. The last node has what is left.
     pub ranks_per_node: u32,
     /// Bytes one rank may use; `null`: not limited.
     pub memory_budget_bytes: Option<u64>,
@@ -28,12 +28,7 @@ impl ClusterSection {
 }
 
 /// Devices of a node of the hardware table.
-const NODE_DEVICES: u32 = 8;
-
-/// The largest divisor of `number` up to `most`; 1 for 0.
-fn largest_divisor(number: u32, most: u32) -> u32 {
-    (1..=most).rev().find(|&part| number > 0 && number.is_multiple_of(part)).unwrap_or(1)
-}
+pub(crate) const NODE_DEVICES: u32 = 8;
 
 /// The fields of `cluster:`.
 pub(super) fn cluster_section(section: &mut Section<'_, '_>) -> ClusterSection {
@@ -44,7 +39,7 @@ pub(super) fn cluster_section(section: &mut Section<'_, '_>) -> ClusterSection {
     let device = section.choice("device", &known, "cpu");
     let hardware = HARDWARE.iter().any(|known| known.name == device).then(|| device.clone());
     // A named device stands in nodes of eight, as the systems of the table do.
-    let of_node = if hardware.is_some() { largest_divisor(num_ranks, NODE_DEVICES) } else { num_ranks };
+    let of_node = if hardware.is_some() { num_ranks.clamp(1, NODE_DEVICES) } else { num_ranks };
     let cluster = ClusterSection {
         num_ranks,
         ranks_per_node: section.count("ranks_per_node", ClusterSection::NUM_RANKS, Some(u64::from(of_node)))
@@ -55,9 +50,9 @@ pub(super) fn cluster_section(section: &mut Section<'_, '_>) -> ClusterSection {
         device: if hardware.is_some() { "cuda".to_owned() } else { device },
         hardware,
     };
-    // Links are measured, and times predicted, for nodes of one size. A number that is already a problem is not compared.
-    if section.problems.len() == num_problems && !cluster.num_ranks.is_multiple_of(cluster.ranks_per_node) {
-        let rule = format!("must divide `cluster.num_ranks`, {num_ranks}");
+    // A number that is already a problem is not compared.
+    if section.problems.len() == num_problems && cluster.ranks_per_node > cluster.num_ranks {
+        let rule = format!("must not exceed `cluster.num_ranks`, {num_ranks}");
         section.problem_at("ranks_per_node", format!("{}, {rule}", cluster.ranks_per_node));
     }
     cluster

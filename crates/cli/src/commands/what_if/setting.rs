@@ -3,7 +3,7 @@
 use super::super::{estimate, ready::has_adapters};
 use super::Case;
 use crate::Failure;
-use crate::config::{ClusterSection, TrainSection};
+use crate::config::{ClusterSection, NODE_DEVICES, TrainSection};
 use dflop_analytic::{HARDWARE, Hardware};
 use dflop_types::{LinkSpan, Recipe, SampleKind};
 use std::ops::RangeInclusive;
@@ -18,7 +18,7 @@ pub(crate) struct Setting {
 /// The fields that can be set.
 const FIELDS: &str = "cluster.num_ranks, cluster.ranks_per_node, cluster.device, cluster.memory_budget_bytes, \
     network.cluster_bytes_per_s, network.node_bytes_per_s, train.global_batch_size, train.num_microbatches, \
-    train.bucket_tokens_max, train.recipe, data.weights.KIND (text, image, multi_image, video, audio)";
+    train.bucket_tokens_max, train.recipe, data.llm_tokens_max, data.weights.KIND (text, image, multi_image, video, audio)";
 
 /// Bytes a second of a link; `dflop.yaml` has no such field.
 const BYTES_PER_S: RangeInclusive<u64> = 1_000_000..=1_000_000_000_000_000;
@@ -85,8 +85,8 @@ impl Case {
             self.set(&setting.field, &value)?;
         }
         let (ranks, of_node) = (self.config.cluster.num_ranks, self.config.cluster.ranks_per_node);
-        if !ranks.is_multiple_of(of_node.max(1)) {
-            let rule = format!("must divide `cluster.num_ranks`, {ranks}");
+        if of_node > ranks {
+            let rule = format!("must not exceed `cluster.num_ranks`, {ranks}");
             return Err(wrong("cluster.ranks_per_node", &of_node.to_string(), &rule));
         }
         Ok(())
@@ -113,11 +113,13 @@ impl Case {
                 }
                 self.config.cluster.num_ranks = ranks;
                 let of_node = self.config.cluster.ranks_per_node;
-                if of_node == before || !ranks.is_multiple_of(of_node) {
-                    let node = if of_node == before { ranks } else { of_node };
-                    self.config.cluster.ranks_per_node =
-                        (1..=node.min(ranks)).rev().find(|part| ranks.is_multiple_of(*part)).unwrap_or(1);
-                }
+                // A cluster of one node grows within it, as far as its device has such nodes.
+                let most = match &self.config.cluster.hardware {
+                    Some(_) if of_node == before => of_node.max(NODE_DEVICES),
+                    None if of_node == before => ranks,
+                    _ => of_node,
+                };
+                self.config.cluster.ranks_per_node = most.min(ranks);
             }
             "cluster.ranks_per_node" => {
                 self.config.cluster.ranks_per_node = count(ClusterSection::NUM_RANKS)? as u32;
@@ -152,6 +154,7 @@ impl Case {
             "train.bucket_tokens_max" => {
                 self.config.train.bucket_tokens_max = Some(count(TrainSection::BUCKET_TOKENS_MAX)?);
             }
+            "data.llm_tokens_max" => self.llm_tokens_max = Some(count(TrainSection::BUCKET_TOKENS_MAX)?),
             "train.recipe" => {
                 let recipe: Result<Recipe, _> = value.parse();
                 let recipe = recipe.map_err(|error| wrong(field, value, &error))?;
