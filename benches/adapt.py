@@ -1,10 +1,12 @@
 """How much time correction wins back when steps differ from the profile, and what it costs.
 
 Usage: python benches/adapt.py OUT.json [--example EXECUTABLE] [--worlds simulated,rehearsed,slept,...]
+       [--shares 0.01,0.03,0.05] [--times 0.25,0.5,1,2] [--rounds 64]
 
 The same anomaly in three worlds: 1, 3 and 5 % of the samples, of neighbouring sizes, add 25, 50, 100 and
 200 % of the largest stage's mean time to each action that holds one (`SlowShapes` of `crates/step`). What is
-done is said on stderr; Ctrl-C ends all of it, and nothing is written.
+done is said on stderr; --shares and --times choose what is rehearsed and slept. Ctrl-C ends all of it, and
+nothing is written.
 
 simulated  `crates/plan/examples/adapt.rs`: a made-up cluster of 32 H100; slow ranks, and 1,000 quiet steps
 rehearsed  `dflop rehearse --slow-shapes`: eight real processes that sleep as predicted; a slow rank too
@@ -53,8 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WORLDS = ("simulated", "rehearsed", "slept", "monitored", "predicted")
-SHARES = (0.01, 0.03, 0.05)
-TIMES = (0.25, 0.5, 1.0, 2.0)
+Pairs = list[tuple[float, float]]
+"""Shares of the samples, and how many mean times of the slowest stage they add."""
 LAYOUT = "encoder.dp=2,llm.pp=2,llm.dp=3"
 """Of the rehearsal: eight ranks; LLM replicas that can take each other's work."""
 STEPS, COUNTED = 44, 24
@@ -141,7 +143,7 @@ def decisions(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {"off_after_step": rests[0] if rests else None, "decisions": told}
 
 
-def rehearsed(folder: Path) -> list[dict[str, Any]]:
+def rehearsed(folder: Path, pairs: Pairs) -> list[dict[str, Any]]:
     """Rehearsals of eight ranks, each anomaly without and with correction."""
     dflop("demo-data", folder, "--force", "--samples", 512, folder=folder)
     config = folder / "dflop.yaml"
@@ -153,14 +155,14 @@ def rehearsed(folder: Path) -> list[dict[str, Any]]:
     def run(mode: str, flags: tuple[str, ...]) -> tuple[list[int], list[dict[str, Any]]]:
         say(f"rehearsal of eight ranks: {' '.join(flags) or 'quiet'}, correction {mode}")
         config.write_text(text.replace("train:\n", f'train:\n  correction: "{mode}"\n', 1))
-        # Twenty times slower than an H100: what a machine is late by counts little.
-        dflop("rehearse", "--steps", STEPS, "--speed", 0.05, "--force", *flags, folder=folder)
+        # A hundred times slower than an H100: what a machine is late by counts little.
+        dflop("rehearse", "--steps", STEPS, "--speed", 0.01, "--force", *flags, folder=folder)
         metrics = lines(folder / "rehearsal" / "metrics.jsonl")[COUNTED:]
         return [step["step_ns"] for step in metrics], lines(folder / "rehearsal" / "events.jsonl")
 
     quiet, _ = run("off", ())
     rows: list[dict[str, Any]] = []
-    anomalies = [("--slow-shapes", f"{100 * share:g}%:{times:g}") for share in SHARES for times in TIMES]
+    anomalies = [("--slow-shapes", f"{100 * share:g}%:{times:g}") for share, times in pairs]
     for flags in [("--slow-rank", "3:1.5"), *anomalies]:
         off, _ = run("off", flags)
         auto, events = run("auto", flags)
@@ -191,10 +193,9 @@ def trained(folder: Path, asked: dict[str, Any], sizes: dict[str, int], num_samp
     return json.loads(out.read_text())
 
 
-def slept(folder: Path) -> list[dict[str, Any]]:
+def slept(folder: Path, pairs: Pairs) -> list[dict[str, Any]]:
     """A training run whose actions with slow samples sleep, with and without correction, batch by batch."""
     say("training with real sleeps on two ranks")
-    pairs = [(share, times) for share in SHARES for times in TIMES]
     asked = {"slow": pairs, "steps": STEPS, "counted": COUNTED}
     found = trained(folder, asked, {"global_batch_size": 16, "num_microbatches": 4}, 512)
     return [
@@ -209,10 +210,10 @@ def slept(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def monitored(folder: Path) -> dict[str, Any]:
+def monitored(folder: Path, num_rounds: int) -> dict[str, Any]:
     """What monitoring adds to a step: every batch is trained with and without it, in turns."""
     say("training with and without monitoring, in turns")
-    found = trained(folder, {"monitored": 64}, {"global_batch_size": 32, "num_microbatches": 8}, 256)
+    found = trained(folder, {"monitored": num_rounds}, {"global_batch_size": 16, "num_microbatches": 4}, 256)
     on, off = found["steps_ns"]["on"][4:], found["steps_ns"]["off"][4:]
     ratios = [with_it / without - 1 for with_it, without in zip(on, off, strict=True)]
     drawn = random.Random(0)
@@ -229,10 +230,10 @@ def monitored(folder: Path) -> dict[str, Any]:
     }
 
 
-def predicted(folder: Path) -> dict[str, Any]:
+def predicted(folder: Path, num_rounds: int) -> dict[str, Any]:
     """How far corrected predictions are off, over how far equal steps are off from those before them."""
     say("training with an equal step after each")
-    found = trained(folder, {"equal": 96}, {"global_batch_size": 16, "num_microbatches": 4}, 512)
+    found = trained(folder, {"equal": num_rounds}, {"global_batch_size": 16, "num_microbatches": 4}, 512)
     equal = errors_by_the_last(found["equal_ns"])
     steps = [
         abs(corrected - measured) / measured if corrected is not None else None
@@ -301,22 +302,30 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--example", type=Path, default=Path("target/release/examples/adapt"))
     parser.add_argument("--worlds", default=",".join(WORLDS))
+    parser.add_argument("--shares", default="0.01,0.03,0.05")
+    parser.add_argument("--times", default="0.25,0.5,1,2")
+    parser.add_argument("--rounds", type=int, default=64, help="of `monitored` and `predicted`; at least 16")
     wanted = parser.parse_args()
     worlds = wanted.worlds.split(",")
     if unknown := set(worlds) - set(WORLDS):
         parser.error(f"no such world: {', '.join(sorted(unknown))}")
+    if wanted.rounds < 16:
+        parser.error("--rounds must be at least 16")
+    shares, times = ([float(one) for one in text.split(",")] for text in (wanted.shares, wanted.times))
+    pairs = [(share, of_stage) for share in shares for of_stage in times]
     answer: dict[str, Any] = origin()
     sections: dict[str, Any] = {}
     if "simulated" in worlds:
         said = subprocess.run([str(wanted.example)], check=True, stdout=subprocess.PIPE, text=True).stdout
         sections["simulated"] = json.loads(said)
         answer |= of_simulated(sections["simulated"])
-    for world, run in (
-        ("rehearsed", rehearsed),
-        ("slept", slept),
-        ("monitored", monitored),
-        ("predicted", predicted),
-    ):
+    runs: dict[str, Callable[[Path], Any]] = {
+        "rehearsed": lambda folder: rehearsed(folder, pairs),
+        "slept": lambda folder: slept(folder, pairs),
+        "monitored": lambda folder: monitored(folder, wanted.rounds),
+        "predicted": lambda folder: predicted(folder, wanted.rounds),
+    }
+    for world, run in runs.items():
         if world in worlds:
             with tempfile.TemporaryDirectory() as name:
                 sections[world] = run(Path(name))

@@ -129,7 +129,8 @@ class Options:
         Raises:
             OSError: One cannot be read.
         """
-        mark = "".join(letter for letter in self.made_from["plan"] if letter.isalnum())[:12]
+        # Without the name of the hash before it.
+        mark = self.made_from["plan"].rpartition(":")[2].replace(" ", "-")[:12]
         paths = {"plan": self.plan_path, "model_profile": self.model_profile_path}
         return {f"{name}.{mark}.json": Path(path).read_bytes() for name, path in paths.items()}
 

@@ -12,7 +12,7 @@ use std::str::FromStr;
 const REHEARSE_EXAMPLE: &str = r"Examples:
   dflop rehearse --steps 20                        the plan's ranks, each action as long as predicted
   dflop rehearse --speed 10 --slow-rank 3:1.3      ten times faster; rank 3 takes 1.3 times as long
-  dflop rehearse --slow-shapes 3%:1                3 % of the samples take as much longer as a stage takes
+  dflop rehearse --slow-shapes 3%:1                3 % of the samples take a stage's time longer
   dflop rehearse --kill 5:4                        what happens when rank 5 dies in step 4
   dflop rehearse --kill 5:4 --max-restarts 1       the same, and all ranks are started again
   dflop rehearse --steps 40 --resume auto          go on from the newest checkpoint, to 40 steps";
