@@ -163,7 +163,7 @@ class AlteredTrainer(Trainer):
         watched = None if of_run is None else of_run.watched()
         for share, times in ASKED["slow"]:
             slow = scheduler.slow_shapes(usual, share, times, options.seed)
-            if of_run is not None:
+            if of_run is not None and watched is not None:
                 of_run.correct_by([], ([], []))
                 of_run.watch_from(watched)
                 self._schedules.adaptation = Adaptation("auto")

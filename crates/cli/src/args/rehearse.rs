@@ -145,3 +145,23 @@ fn pair<'a>(text: &'a str, form: &str) -> Result<(u32, &'a str), String> {
     let rank = rank.parse().map_err(|_| format!("the rank is `{rank}`, must be a number from 0"))?;
     Ok((rank, value))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_shapes_are_a_part_of_the_samples_and_a_time() {
+        assert_eq!("3%:1".parse(), Ok(SlowShapes { share: 0.03, times: 1.0 }));
+        assert_eq!("0.5%:0.25".parse(), Ok(SlowShapes { share: 0.005, times: 0.25 }));
+        let refused = |text: &str| text.parse::<SlowShapes>().unwrap_err();
+        for text in ["3", "3:1", "3%", "%3:1"] {
+            assert!(refused(text).contains("must be"), "{text}: {}", refused(text));
+        }
+        assert_eq!(refused("3:1"), "must be PERCENT%:TIMES, as in 3%:1");
+        assert_eq!(refused("101%:1"), "the part of the samples is `101`, must be above 0 and at most 100");
+        assert_eq!(refused("0%:1"), "the part of the samples is `0`, must be above 0 and at most 100");
+        assert_eq!(refused("3%:x"), "the time that they add is `x`, must be above 0 and at most 1000");
+        assert_eq!(refused("3%:NaN"), "the time that they add is `NaN`, must be above 0 and at most 1000");
+    }
+}
