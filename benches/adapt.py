@@ -59,8 +59,8 @@ Pairs = list[tuple[float, float]]
 """Shares of the samples, and how many mean times of the slowest stage they add."""
 LAYOUT = "encoder.dp=2,llm.pp=2,llm.dp=3"
 """Of the rehearsal: eight ranks; LLM replicas that can take each other's work."""
-STEPS, COUNTED = 44, 24
-"""Steps of each anomaly, and from which on they count. The first window of 32 is decided in between."""
+STEPS, COUNTED = 32, 16
+"""Steps of each anomaly, and from which on they count. After the last one correction decides whether it stays on."""
 LOST_MIN = 0.01
 """Less lost than this part of the step is nothing to win back."""
 MEMORY_OF_RANKS = {
@@ -163,7 +163,7 @@ def rehearsed(folder: Path, pairs: Pairs) -> list[dict[str, Any]]:
     quiet, _ = run("off", ())
     rows: list[dict[str, Any]] = []
     anomalies = [("--slow-shapes", f"{100 * share:g}%:{times:g}") for share, times in pairs]
-    for flags in [("--slow-rank", "3:1.5"), *anomalies]:
+    for flags in [*anomalies, ("--slow-rank", "3:1.5")]:
         off, _ = run("off", flags)
         auto, events = run("auto", flags)
         row = {"anomaly": " ".join(flags), **recovered({"quiet": quiet, "off": off, "auto": auto})}

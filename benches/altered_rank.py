@@ -5,7 +5,7 @@ Usage, under torchrun: ALTERED=REQUEST.json torchrun ... benches/altered_rank.py
 The rank is that of `dflop train`, with its model, media and messages; only the loop over the steps is
 another. The request says which:
 
-slow        {"slow": [[share, times], ...], "steps": 44, "counted": 24}
+slow        {"slow": [[share, times], ...], "steps": 32, "counted": 16}
             For each pair nothing is known at first. Every step is trained with corrected schedules, and its
             actions with slow samples sleep as long as `dflop rehearse --slow-shapes` would have them take
             longer. From step `counted` on the same batch is also trained as if correction were off, and

@@ -29,6 +29,8 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         Some((format!("{}, predicted", way.way), ns as f64 / 1e6))
     };
     steps.extend(plan.ways.iter().filter_map(way));
+    // A time that is no number has no price.
+    steps.retain(|(_, ms)| ms.is_finite());
     let ranks = plan.best.layout.num_ranks();
     let num_steps = SAMPLES.div_ceil(u64::from(plan.global_batch_size.max(1)));
     let row = |(name, ms): &(String, f64)| {
