@@ -60,7 +60,7 @@ Pairs = list[tuple[float, float]]
 LAYOUT = "encoder.dp=2,llm.pp=2,llm.dp=3"
 """Of the rehearsal: eight ranks; LLM replicas that can take each other's work."""
 STEPS, COUNTED = 32, 16
-"""Steps of each anomaly, and from which on they count. After the last one correction decides whether it stays on."""
+"""Steps of each anomaly, and from which on they count. After the last one correction decides on itself."""
 LOST_MIN = 0.01
 """Less lost than this part of the step is nothing to win back."""
 MEMORY_OF_RANKS = {
@@ -186,7 +186,7 @@ def trained(folder: Path, asked: dict[str, Any], sizes: dict[str, int], num_samp
     request.write_text(json.dumps({**asked, "out": str(out)}))
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(Path(__file__).with_name("altered_rank.py").resolve()), "train", "--steps", "1", "--force",
+        str(Path(__file__).with_name("altered_rank.py").resolve()), "train", "--steps", "10000", "--force",
     ]  # fmt: skip
     environment = {**os.environ, **MEMORY_OF_RANKS, "ALTERED": str(request)}
     subprocess.run(command, cwd=folder, check=True, stdout=sys.stderr, env=environment)
