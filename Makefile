@@ -209,7 +209,7 @@ bench-plan: setup $(DEV) ## The search for a plan: seconds, memory and regret by
 	cargo build --release --locked --quiet -p dflop-plan --example search
 	$(BIN)/python benches/plan.py bench/out/plan.json
 
-bench-adapt: setup $(DEV) ## Slow shapes and slow ranks: what correction wins back, costs and names (10 minutes) -> bench/out/adapt.json
+bench-adapt: setup $(DEV) ## Slow shapes and slow ranks: what correction wins back, costs and names; simulated, rehearsed and slept (the better part of an hour, a quiet machine) -> bench/out/adapt.json
 	cargo build --release --locked --quiet -p dflop-plan --example adapt
 	$(BIN)/python benches/adapt.py bench/out/adapt.json
 

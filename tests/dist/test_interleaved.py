@@ -205,7 +205,7 @@ def test_a_run_goes_on_with_chunks_and_back(tmp_path):
         assert len(ran) == 2 * MICROBATCHES * held
 
     # Rehearsed, too: no action takes less than predicted.
-    rehearsal = {"speed": 20.0, "slow_ranks": [], "network_latency_ns": 0, "kill": None}
+    rehearsal = {"speed": 20.0, "slow_ranks": [], "slow_shapes": None, "network_latency_ns": 0, "kill": None}
     asked |= {"steps": 2, "rehearsal": rehearsal}
     rehearsed = run_training(request(demo, tmp_path / "rehearsed", **asked), tmp_path / "4")
     assert results(rehearsed) == [0] * plan.num_ranks

@@ -40,7 +40,7 @@ def demo(tmp_path_factory):
 def check(demo, place, directory):
     """Two steps are an epoch: every sample once, no action twice, and no step shorter than it was simulated."""
     out = directory / "out"
-    wanted = {"speed": SPEED, "slow_ranks": [], "network_latency_ns": 0, "kill": None}
+    wanted = {"speed": SPEED, "slow_ranks": [], "slow_shapes": None, "network_latency_ns": 0, "kill": None}
     path = demo / f"plan_{place}.json"
     asked = request(demo, out, NUM_RANKS, steps=2, rehearsal=wanted, plan=str(path))
     assert results(run_training(asked, directory)) == [0] * NUM_RANKS, path.read_text()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from demo_run import lines, request, run_training, write_demo
 from ranks import results, run_ranks
 
-from dflop._native import Dataset, StepScheduler
+from dflop._native import Dataset, Schedule, StepScheduler
 from dflop.runtime.meeting import Meeting
 from dflop.runtime.rehearse import summary
 
@@ -42,7 +42,13 @@ def with_layout(demo, encoder_dp, llm_pp, llm_dp):
 
 def rehearsal(demo, out, layout, steps, **asked):
     encoder_dp, llm_pp, llm_dp = layout
-    wanted = {"speed": SPEED, "slow_ranks": [], "network_latency_ns": 0, "kill": None} | asked
+    wanted = {
+        "speed": SPEED,
+        "slow_ranks": [],
+        "slow_shapes": None,
+        "network_latency_ns": 0,
+        "kill": None,
+    } | asked
     return request(
         demo,
         out,
@@ -105,7 +111,7 @@ def test_colocated_ranks_run_both_components(zero, demo, tmp_path):
     path = demo / f"plan_colocated_{zero}.json"
     path.write_text(json.dumps(plan))
     out = tmp_path / "out"
-    wanted = {"speed": SPEED, "slow_ranks": [], "network_latency_ns": 0, "kill": None}
+    wanted = {"speed": SPEED, "slow_ranks": [], "slow_shapes": None, "network_latency_ns": 0, "kill": None}
     asked = request(demo, out, 3, steps=2, rehearsal=wanted, plan=str(path))
     assert results(run_training(asked, tmp_path)) == [0, 0, 0]
     assert sorted(s for line in lines(out / "schedules.jsonl") for s in line["samples"]) == list(
@@ -137,6 +143,38 @@ def test_a_slow_rank_takes_as_much_longer(demo, tmp_path):
     )
     assert busy_ns >= 50 * predicted_ns
     assert metrics["step_ns"] >= busy_ns
+
+
+def test_slow_shapes_take_as_much_longer_as_was_drawn(demo, tmp_path):
+    """Every LLM action is at least as long as predicted, and as its slow samples add."""
+    out = tmp_path / "out"
+    asked = rehearsal(demo, out, (1, 1, 1), 2, slow_shapes={"share": 0.2, "times": 5.0}, speed=2.0)
+    ranks = run_training(asked, tmp_path)
+    assert results(ranks) == [0, 0]
+    scheduler = StepScheduler(asked["plan"], asked["data_profile"], asked["model_profile"], 0)
+    dataset = Dataset(asked["config_path"], asked["data_profile"])
+    seed = asked["config"]["train"]["seed"]
+    turns, traces = lines(out / "schedules.jsonl"), lines(out / "trace.jsonl")
+    slow = None
+    num_longer = 0
+    for turn, trace in zip(turns, traces, strict=True):
+        schedule = scheduler.schedule(turn["step"], turn["samples"], "aware")
+        if slow is None:
+            slow = scheduler.slow_shapes(schedule, 0.2, 5.0, seed)
+            assert f"slow shapes: {slow.tokens_min} to {slow.tokens_max} LLM tokens" in ranks[0].stderr
+        assert schedule.digest() == Schedule.from_record(turn["schedule"]).digest()
+        predicted = {
+            (rank, action): end - start for rank, action, start, end in scheduler.predicted_spans(schedule)[0]
+        }
+        spans = {(rank, action): end - start for rank, action, start, end in trace["spans"]}
+        for microbatch in range(schedule.num_microbatches):
+            tokens = [dataset.shape(sample)[1] for sample in schedule.llm(microbatch, 0)]
+            count = sum(slow.tokens_min <= of_sample <= slow.tokens_max for of_sample in tokens)
+            num_longer += count
+            for letter, more in (("F", slow.forward_ns), ("B", slow.backward_ns)):
+                action = (1, f"1{letter}{microbatch}")
+                assert spans[action] >= predicted[action] + count * more
+    assert num_longer == slow.num_samples == round(0.2 * NUM_SAMPLES)
 
 
 def test_a_killed_rank_ends_the_others_by_name(demo, tmp_path):

@@ -44,7 +44,7 @@ def demo(tmp_path_factory):
 
 def rehearsal(demo, out, steps, kill=None, **changes):
     """What the command line would ask for."""
-    wanted = {"speed": SPEED, "slow_ranks": [], "network_latency_ns": 0, "kill": kill}
+    wanted = {"speed": SPEED, "slow_ranks": [], "slow_shapes": None, "network_latency_ns": 0, "kill": kill}
     return request(demo, out, **{"steps": steps, "rehearsal": wanted, **changes})
 
 

@@ -69,3 +69,18 @@ def test_an_earlier_run_is_there_until_a_step_has_ended(tmp_path: Path) -> None:
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
     empty = dict.fromkeys(("metrics.jsonl", "trace.jsonl", "events.jsonl"), "")
     assert found == {**empty, "schedules.jsonl": '{"step": 0}\n', "request.json": "new"}
+
+
+def test_a_run_keeps_copies_of_the_plans_that_its_steps_were_trained_with(tmp_path: Path) -> None:
+    """Those of an earlier run go once a step has ended; a run that goes on keeps those before its own."""
+    (tmp_path / "plan.earlier.json").write_text("earlier")
+    journal = Journal(tmp_path, 1, kept={"plan.first.json": b"first"})
+    assert (tmp_path / "plan.earlier.json").exists()
+    journal.schedule({"step": 0})
+    journal.close()
+    assert sorted(path.name for path in tmp_path.glob("plan.*")) == ["plan.first.json"]
+    journal = Journal(tmp_path, 1, first_step=1, kept={"plan.second.json": b"second"})
+    journal.schedule({"step": 1})
+    journal.close()
+    found = {path.name: path.read_bytes() for path in tmp_path.glob("plan.*")}
+    assert found == {"plan.first.json": b"first", "plan.second.json": b"second"}

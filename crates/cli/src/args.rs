@@ -6,6 +6,7 @@
 mod answers;
 mod check;
 mod profile;
+mod rehearse;
 mod shell;
 
 pub(crate) use answers::{
@@ -16,11 +17,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use dflop_plan::{Objective, Only};
 use dflop_step::Arm;
 pub(crate) use profile::{Profile, ProfileData, ProfileDiff, ProfileMerge, ProfileModel};
-use serde::Serialize;
+pub(crate) use rehearse::Rehearse;
 pub(crate) use shell::{Completions, Man};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 /// Makes multimodal-LLM training faster by looking at the data.
 ///
@@ -306,113 +306,6 @@ pub(crate) struct Train {
     /// Overwrite an earlier run in the same directory
     #[arg(long)]
     pub(crate) force: bool,
-}
-
-const REHEARSE_EXAMPLE: &str = r"Examples:
-  dflop rehearse --steps 20                        the plan's ranks, each action as long as predicted
-  dflop rehearse --speed 10 --slow-rank 3:1.3      ten times faster; rank 3 takes 1.3 times as long
-  dflop rehearse --kill 5:4                        what happens when rank 5 dies in step 4
-  dflop rehearse --kill 5:4 --max-restarts 1       the same, and all ranks are started again
-  dflop rehearse --steps 40 --resume auto          go on from the newest checkpoint, to 40 steps";
-
-/// Run a plan's real ranks, schedules and messages without computing: each action takes its predicted time.
-///
-/// A rehearsal needs no GPU: ranks sleep instead of computing, so 32 of them run on two cores. Torchrun, the process
-/// groups, the scheduler, the action lists, the order of all messages and the files of the run are real. A message carries
-/// a time stamp instead of features, and is used when its predicted transfer time has passed.
-///
-/// So you see before you pay for a GPU whether a list cannot end, a rank cannot be reached, or a schedule comes too late.
-/// The command writes the files that `dflop train` writes, marked as rehearsed; `dflop report` reads them. It saves
-/// checkpoints when `dflop train` would: every `checkpoint.every` steps, at the end, and when a signal ends it. They have no
-/// weights, so `dflop train` and `dflop export` refuse them.
-#[derive(Debug, Args)]
-#[command(after_long_help = REHEARSE_EXAMPLE)]
-pub(crate) struct Rehearse {
-    #[command(flatten)]
-    pub(crate) files: PlanFiles,
-    /// Directory of metrics and traces [default: rehearsal beside the configuration]
-    #[arg(short, long, value_name = "DIR")]
-    pub(crate) out: Option<PathBuf>,
-    /// Global batches to rehearse
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) steps: u64,
-    /// How many times faster than predicted to run, for example 10; before times are written, they are multiplied by it
-    ///
-    /// At a higher speed the machine's own delays count more: each action is late by a fraction of a millisecond.
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    pub(crate) speed: f64,
-    /// A rank that takes longer than predicted, for example 3:1.3; may be given several times
-    #[arg(long, value_name = "RANK:FACTOR")]
-    pub(crate) slow_rank: Vec<SlowRank>,
-    /// Milliseconds that each message takes beyond its predicted time
-    #[arg(long, value_name = "MS", default_value_t = 0.0)]
-    pub(crate) network_latency: f64,
-    /// End a rank with SIGKILL in the middle of a step, for example 5:4 (rank 5, step 4)
-    ///
-    /// This happens once: ranks that are started again are not killed.
-    #[arg(long, value_name = "RANK:STEP")]
-    pub(crate) kill: Option<KilledRank>,
-    /// Go on from a checkpoint: `auto` is the newest one in OUT (or the first step if there is none); or name a directory
-    ///
-    /// --steps counts from the beginning. Data, seed and global batch size must be those of the checkpoint; the plan may be
-    /// another. Steps after the checkpoint are rehearsed again; their lines move to OUT/*.undone.jsonl.
-    #[arg(long, value_name = "auto|DIR")]
-    pub(crate) resume: Option<PathBuf>,
-    /// If a rank dies or hangs, start all ranks again from the newest checkpoint, at most N times in a row
-    ///
-    /// [default: 3 where checkpoint.every is set, else 0]. After a new checkpoint the count begins again at 0. Under an
-    /// external torchrun use torchrun's own --max-restarts, and `--resume auto` here.
-    #[arg(long, value_name = "N")]
-    pub(crate) max_restarts: Option<u32>,
-    /// Print JSON: ranks, steps, step_ms_median, simulated_ms_median, error_median, error_p95
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Overwrite an earlier rehearsal in the same directory
-    #[arg(long)]
-    pub(crate) force: bool,
-}
-
-/// A rank and how many times longer than predicted it takes.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct SlowRank {
-    pub(crate) rank: u32,
-    pub(crate) factor: f64,
-}
-
-impl FromStr for SlowRank {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (rank, factor) = pair(text, "RANK:FACTOR, as in 3:1.3")?;
-        match factor.parse::<f64>() {
-            Ok(factor) if factor > 0.0 && factor <= 1e6 => Ok(Self { rank, factor }),
-            _ => Err(format!("the factor is `{factor}`, must be above 0 and at most 1000000")),
-        }
-    }
-}
-
-/// A rank and the step in which it is killed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(crate) struct KilledRank {
-    pub(crate) rank: u32,
-    pub(crate) step: u64,
-}
-
-impl FromStr for KilledRank {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (rank, step) = pair(text, "RANK:STEP, as in 5:4")?;
-        let step = step.parse().map_err(|_| format!("the step is `{step}`, must be a number from 0"))?;
-        Ok(Self { rank, step })
-    }
-}
-
-/// The rank before the colon, and what stands behind it.
-fn pair<'a>(text: &'a str, form: &str) -> Result<(u32, &'a str), String> {
-    let (rank, value) = text.split_once(':').ok_or_else(|| format!("must be {form}"))?;
-    let rank = rank.parse().map_err(|_| format!("the rank is `{rank}`, must be a number from 0"))?;
-    Ok((rank, value))
 }
 
 /// Write the weights of a training run as a model directory that `from_pretrained` reads.

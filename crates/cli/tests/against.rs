@@ -84,6 +84,39 @@ fn what_differs_between_two_runs_is_said() {
     has(&said, "status: 2");
 }
 
+/// A new plan takes the place of the one before; the run that was trained with that one has kept a copy.
+#[test]
+fn runs_of_two_plans_that_replaced_each_other_are_held_against_each_other() {
+    let session = with_run(1.0);
+    for (name, kept) in
+        [("plan", "plan.0f1e2d3c4b5a.json"), ("model_profile", "model_profile.0f1e2d3c4b5a.json")]
+    {
+        let from = session.path(format!("demo/{name}.json"));
+        fs::copy(from, session.path("demo/run").join(kept)).unwrap();
+    }
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=true"]);
+    has(&said, "status: 0");
+    train(&session, "demo/second", ["plan.json", "model_profile.json"], 0..6, 1.0);
+    let said = session.dflop(&["report", "demo", "--run", "demo/second", "--against", "demo/run"]);
+    has(&said, "status: 0");
+    has(&said, "second against run:");
+    has(&said, "The layout differs: ");
+    has(&said, "The numbers are of 5 steps that trained the same samples in both");
+    let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
+    assert_eq!(
+        page.matches("\"other\":{").count(),
+        5,
+        "each common step is drawn with that of the other plan"
+    );
+    // The first run by itself shows its own plan, not the one that lies beside it now.
+    has(&session.dflop(&["report", "demo"]), "status: 0");
+    let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
+    has(&page, "The plan is <strong>encoder ");
+    // Without the copy nothing says what its steps were trained with.
+    fs::remove_file(session.path("demo/run/plan.0f1e2d3c4b5a.json")).unwrap();
+    has(&session.dflop(&["report", "demo"]), "was made from another `plan`");
+}
+
 /// `dflop plan --from-run`, then `dflop train --resume auto` with what it wrote: one run of two plans.
 #[test]
 fn a_run_that_has_changed_its_plan_shows_both() {

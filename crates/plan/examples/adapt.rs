@@ -3,8 +3,8 @@
 //! `cargo run --release -p dflop-plan --example adapt [-- PERCENT...]`: with percents only their slow shapes. What is done is said on stderr.
 //!
 //! LLaVA-OneVision 7B on 32 H100, estimated and not measured, on the mixed set of `fixtures/mixes`, 128 samples a step; each
-//! action takes up to 3 % more or less than it should. Anomalies: 1, 3 and 5 % of the samples, of neighbouring sizes, add 25, 50, 100
-//! and 200 % of the largest stage's mean time to each action that holds one (DFLOP's own table). `recovered` is the part of the time lost that
+//! action takes up to 3 % more or less than it should. Anomalies: 1, 3 and 5 % of the samples, of neighbouring sizes that a seed draws, add 25, 50, 100
+//! and 200 % of the largest stage's mean time to each action that holds one (DFLOP's own table; `SlowShapes`). `recovered` is the part of the time lost that
 //! correction wins back; `recovered_of_waits` the same without the work that the anomaly adds, which somebody has to do; `recovered_knowing` what
 //! schedules win back that know the slow sizes and what they take from the first step on: no correction can be expected to win more.
 
@@ -15,7 +15,9 @@ mod mixes;
 use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_cost::CostModel;
 use dflop_sim::{StepInput, simulate_lists, simulate_step};
-use dflop_step::{Adjustment, Arm, Cause, Correction, ShapeFactor, StepScheduler, StepSettings, Watch};
+use dflop_step::{
+    Adjustment, Arm, Cause, Correction, ShapeFactor, SlowShapes, StepScheduler, StepSettings, Watch,
+};
 use dflop_types::{
     ComponentLayout, Layout, MadeFrom, PipelineOrder, SampleIndex, SampleShape, Schedule, StageIndex,
     Timeline, Zero,
@@ -26,35 +28,27 @@ use std::time::{Duration, Instant};
 
 const BATCH: usize = 128;
 const NOISE: f64 = 0.03;
+/// It draws the sizes that are slow.
+const SEED: u64 = 0;
 
 /// What the made-up cluster does to predicted times.
 #[derive(Clone, Default)]
 struct Machine {
     slow_rank: Option<(usize, f64)>,
-    /// Samples of these LLM tokens add to a forward and to a backward, in nanoseconds.
-    slow_shapes: Option<(u32, u32, f64, f64)>,
+    slow_shapes: Option<SlowShapes>,
     is_quiet: bool,
 }
 
 impl Machine {
     fn is_slow(&self, scheduler: &StepScheduler, sample: SampleIndex) -> bool {
-        let tokens = scheduler.shapes()[sample.index()].llm_tokens;
-        self.slow_shapes.is_some_and(|(first, last, ..)| (first..=last).contains(&tokens))
+        self.slow_shapes.is_some_and(|slow| slow.holds(&scheduler.shapes()[sample.index()]))
     }
 
     fn input(&self, scheduler: &StepScheduler, schedule: &Schedule) -> Result<StepInput, Box<dyn Error>> {
         let mut input = scheduler.step_input(schedule)?;
         let layout = input.layout;
-        let (forward, backward) = self.slow_shapes.map_or((0.0, 0.0), |slow| (slow.2, slow.3));
-        for (microbatch, column) in schedule.llm.iter().enumerate() {
-            for (replica, samples) in (0..).zip(column) {
-                let count = samples.iter().filter(|&&s| self.is_slow(scheduler, s)).count() as f64;
-                for stage in layout.encoder.pp..layout.num_stages() {
-                    let row = layout.row(replica, StageIndex(stage));
-                    input.forward_ns[row][microbatch] += (forward * count) as u64;
-                    input.backward_ns[row][microbatch] += (backward * count) as u64;
-                }
-            }
+        if let Some(slow) = self.slow_shapes {
+            slow.add_to(&mut input, scheduler, schedule);
         }
         for (kind, rows) in [&mut input.forward_ns, &mut input.backward_ns].into_iter().enumerate() {
             for (row, times) in rows.iter_mut().enumerate() {
@@ -155,7 +149,7 @@ impl Bench {
                 let known = knowing.schedule(step, &samples, self.arm)?;
                 sums.knowing += now.run(scheduler, &known)?.makespan_ns as f64;
                 let num_slow = samples.iter().filter(|&&s| now.is_slow(scheduler, s)).count() as f64;
-                let of_sample = now.slow_shapes.map_or(0.0, |slow| slow.2 + slow.3);
+                let of_sample = now.slow_shapes.map_or(0, |slow| slow.forward_ns + slow.backward_ns) as f64;
                 sums.work += num_slow * of_sample / f64::from(layout.llm.dp);
                 sums.steps += 1;
             }
@@ -165,7 +159,7 @@ impl Bench {
 
     /// The slow sizes with what they take of their predicted time on the mean rank: what a correction can know at best.
     fn known(&self, truth: &Machine) -> Result<Adjustment, Box<dyn Error>> {
-        let Some((first, last, ..)) = truth.slow_shapes else { return Ok(Adjustment::default()) };
+        let Some(slow) = truth.slow_shapes else { return Ok(Adjustment::default()) };
         let layout = self.scheduler.settings().layout;
         let (mut predicted_ns, mut added_ns) = (0.0, 0.0);
         for step in 0..8 {
@@ -190,24 +184,17 @@ impl Bench {
             }
         }
         let factor = ShapeFactor {
-            tokens_min: u64::from(first),
-            tokens_max: u64::from(last),
+            tokens_min: u64::from(slow.tokens_min),
+            tokens_max: u64::from(slow.tokens_max),
             factor: if predicted_ns > 0.0 { 1.0 + added_ns / predicted_ns } else { 1.0 },
         };
         Ok(Adjustment { llm: vec![factor], ..Adjustment::default() })
     }
 
-    /// Mean forward and backward of a microbatch on the stage where they are longest.
-    fn stage_ns(&self) -> Result<(f64, f64), Box<dyn Error>> {
-        let schedule = self.scheduler.schedule(0, &self.batch(0), self.arm)?;
-        let input = self.scheduler.step_input(&schedule)?;
-        let mean = |rows: &[Vec<u64>], row: usize| {
-            let used = rows[row].iter().filter(|&&ns| ns > 0).count().max(1);
-            rows[row].iter().sum::<u64>() as f64 / used as f64
-        };
-        let of = |row| (mean(&input.forward_ns, row), mean(&input.backward_ns, row));
-        let all = (0..input.forward_ns.len()).map(of);
-        Ok(all.fold((0.0, 0.0), |most: (f64, f64), it| if it.0 + it.1 > most.0 + most.1 { it } else { most }))
+    /// Slow shapes as `dflop rehearse --slow-shapes` draws them.
+    fn slow_shapes(&self, percent: usize, times: f64) -> Result<SlowShapes, Box<dyn Error>> {
+        let usual = self.scheduler.schedule(0, &self.batch(0), self.arm)?;
+        Ok(SlowShapes::drawn(&self.scheduler, &usual, percent as f64 / 100.0, times, SEED)?)
     }
 }
 
@@ -252,14 +239,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let percents = if asked.is_empty() { vec![1, 3, 5] } else { asked.clone() };
     let (mut anomalies, mut slow_ranks, mut quiet) = (Vec::new(), Vec::new(), Vec::new());
     for (name, bench) in &benches {
-        let mut sizes: Vec<u32> = bench.scheduler.shapes().iter().map(|shape| shape.llm_tokens).collect();
-        sizes.sort_unstable();
-        let (forward, backward) = bench.stage_ns()?;
         for &percent in &percents {
-            let first = sizes.len() * 6 / 10;
-            let last = first + sizes.len() * percent / 100;
             for slower in [0.25, 0.5, 1.0, 2.0] {
-                let slow_shapes = Some((sizes[first], sizes[last], slower * forward, slower * backward));
+                let slow_shapes = Some(bench.slow_shapes(percent, slower)?);
                 let sums = bench.run(&Machine { slow_shapes, ..Machine::default() }, 48, 24, 0)?;
                 let row = shown(name, &sums, json!({"percent": percent, "slower": slower}));
                 say("slow shapes", &row);

@@ -12,6 +12,7 @@ mod plan;
 mod render;
 mod sampler;
 mod scheduler;
+mod slow_shapes;
 mod value;
 
 use pyo3::prelude::*;
@@ -43,6 +44,8 @@ mod _native {
     use crate::sampler::SampleCosts;
     #[pymodule_export]
     use crate::scheduler::StepScheduler;
+    #[pymodule_export]
+    use crate::slow_shapes::SlowShapes;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -4,6 +4,7 @@ use crate::SIGNALS_EVERY;
 use crate::action::letter;
 use crate::error::{Kind, artifact, map, raise};
 use crate::plan::Schedule;
+use crate::slow_shapes::SlowShapes;
 use crate::value;
 use dflop_step::{
     Adjustment, Arm, Correction, CorrectionState, GiantRule, Job, Pack, Prefetch, StepScheduler as Scheduler,
@@ -186,15 +187,37 @@ impl StepScheduler {
             .map_err(map(Kind::Plan))
     }
 
-    /// Spans of all ranks, tail of each rank, transfer time.
-    fn predicted_spans(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<PredictedSpans> {
+    /// Spans of all ranks, tail of each rank, transfer time; where shapes are slow, as long as these take.
+    #[pyo3(signature = (schedule, slow_shapes = None))]
+    fn predicted_spans(
+        &self,
+        py: Python<'_>,
+        schedule: &Schedule,
+        slow_shapes: Option<&SlowShapes>,
+    ) -> PyResult<PredictedSpans> {
         let found = py.detach(|| {
-            let timeline = self.scheduler.simulate(&schedule.0)?;
+            let timeline = match slow_shapes {
+                None => self.scheduler.simulate(&schedule.0)?,
+                Some(slow) => self.scheduler.simulate_slow(&schedule.0, &slow.0)?,
+            };
             Ok((timeline, self.scheduler.step_input(&schedule.0)?))
         });
         let (timeline, input) = found.map_err(map::<dflop_step::StepError>(Kind::Plan))?;
         let layout = self.scheduler.settings().layout;
         Ok((of_ranks(&layout, &timeline.spans), by_rank(&layout, &input.tail_ns), input.transfer_ns))
+    }
+
+    fn slow_shapes(
+        &self,
+        py: Python<'_>,
+        usual: &Schedule,
+        share: f64,
+        times: f64,
+        seed: u64,
+    ) -> PyResult<SlowShapes> {
+        py.detach(|| dflop_step::SlowShapes::drawn(&self.scheduler, &usual.0, share, times, seed))
+            .map(SlowShapes)
+            .map_err(map(Kind::Plan))
     }
 
     fn predict_corrected_ns(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<u64> {

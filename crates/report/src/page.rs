@@ -8,6 +8,7 @@ mod loss;
 mod model;
 mod path;
 mod plan;
+mod price;
 mod shapes;
 mod steps;
 mod times;
@@ -20,6 +21,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("../assets/style.css");
 const SCRIPT: &str = include_str!("../assets/page.js");
+const COST: &str = include_str!("../assets/cost.js");
 const VIEWER: &str = include_str!("../assets/viewer.js");
 
 /// One part of the page: its anchor, its name in the list of contents, and what it shows.
@@ -42,6 +44,7 @@ pub(crate) fn page(report: &Report) -> Markup {
         times::prediction(report),
         shapes::section(report),
         plan::section(report),
+        price::section(report),
         shapes::memory(report),
         data::section(report),
         model::section(report),
@@ -89,7 +92,11 @@ pub(crate) fn page(report: &Report) -> Markup {
                     }
                 }
                 footer { p { "Made by dflop " (env!("CARGO_PKG_VERSION")) ". This file needs no network and no other file." } }
-                script { (PreEscaped(SCRIPT)) @if sections.iter().any(|section| section.id == "steps") { (PreEscaped(VIEWER)) } }
+                script {
+                    (PreEscaped(SCRIPT))
+                    @if sections.iter().any(|section| section.id == "cost") { (PreEscaped(COST)) }
+                    @if sections.iter().any(|section| section.id == "steps") { (PreEscaped(VIEWER)) }
+                }
             }
         }
     }

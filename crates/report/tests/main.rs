@@ -4,6 +4,7 @@
 
 mod loss;
 mod model;
+mod price;
 mod render;
 mod shapes;
 mod small;

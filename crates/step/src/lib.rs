@@ -31,6 +31,7 @@ mod place;
 mod prefetch;
 mod scheduler;
 mod settings;
+mod slow_shapes;
 mod tokens;
 
 pub use abilities::{PIPELINE_SHARDINGS, has_llm_stages, tensor_degrees};
@@ -56,4 +57,5 @@ pub use place::nodes::Traffic;
 pub use prefetch::{Answer, Job, JobKey, Prefetch, WallLimit};
 pub use scheduler::{Pair, StepScheduler, Stop};
 pub use settings::StepSettings;
+pub use slow_shapes::SlowShapes;
 pub use tokens::check_samples;

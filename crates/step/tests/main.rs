@@ -17,5 +17,6 @@ mod parts;
 mod rank_order;
 #[path = "fixture/scheduling.rs"]
 mod scheduling;
+mod slow_shapes;
 mod step;
 mod tokens;

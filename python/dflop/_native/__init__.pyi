@@ -409,6 +409,21 @@ class Schedule:
     def digest(self) -> str: ...
 
 @final
+class SlowShapes:
+    """Samples that a rehearsal makes slower than predicted, frozen."""
+
+    tokens_min: int
+    """The fewest LLM tokens of a slow sample."""
+    tokens_max: int
+    """The most."""
+    num_samples: int
+    """Samples of the data profile in this range."""
+    forward_ns: int
+    """What a slow sample adds to a forward of the LLM, in nanoseconds."""
+    backward_ns: int
+    """What it adds to a backward."""
+
+@final
 class StepScheduler:
     """Computes schedules in a Rust thread while Python trains."""
 
@@ -463,9 +478,14 @@ class StepScheduler:
         """
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
-    def predicted_spans(self, schedule: Schedule) -> tuple[list[tuple[int, str, int, int]], list[int], int]:
+    def predicted_spans(
+        self, schedule: Schedule, slow_shapes: SlowShapes | None = None
+    ) -> tuple[list[tuple[int, str, int, int]], list[int], int]:
         """(rank, action, start, end) of all ranks as simulated, each rank's tail, and how
-        long an output takes to reach another rank; in ns."""
+        long an output takes to reach another rank; in ns. With `slow_shapes` these samples take longer."""
+    def slow_shapes(self, usual: Schedule, share: float, times: float, seed: int) -> SlowShapes:
+        """About `share` of the samples, of neighbouring sizes that the seed draws, each of which adds `times`
+        the mean time of an action on the slowest stage of `usual` to every LLM action that holds it."""
     def predict_corrected_ns(self, schedule: Schedule) -> int:
         """The same, corrected by what observed steps took, by shape and by rank and kind of action."""
     def observe(

@@ -30,6 +30,8 @@ FILES = ("metrics", "trace", "schedules", "events")
 """Files with a line a step, `.jsonl`."""
 RARE_FILES = ("memory", "evaluations", "bad_samples")
 """Files that are made only when they get their first line, `.jsonl`."""
+KEPT_FILES = ("plan.*.json", "model_profile.*.json")
+"""Copies of what steps were trained with, named by the plan's hash."""
 _BAD_SHOWN = 5
 """How many bad samples are named on stderr one by one."""
 
@@ -95,6 +97,7 @@ class Journal:
         trackers: Trackers | None = None,
         first_step: int | None = None,
         verb: str = "train",
+        kept: Mapping[str, bytes] | None = None,
     ) -> None:
         """Writes nothing yet.
 
@@ -105,11 +108,14 @@ class Journal:
             trackers: Also take the numbers of each step; none: there are no trackers.
             first_step: Where the run of this directory goes on; none: a new run begins.
             verb: The command's name for the progress line, as in `train`.
+            kept: Files that are kept beside the others, by name: the plan and what it was made from. So a
+                report finds them when a new plan has taken their place. None: none are.
         """
         self._out = out
         self._first_step = first_step
         self._request = request
         self._verb = verb
+        self._kept = dict(kept or {})
         self._memory: list[str] = []
         self._files: dict[str, Lines] = {}
         self._trackers = trackers
@@ -145,6 +151,11 @@ class Journal:
             # TensorBoard draws all files of a folder: curves of an earlier run would mix with the new ones.
             for folder in ("tensorboard", "checkpoints"):
                 shutil.rmtree(out / folder, ignore_errors=True)
+            for pattern in KEPT_FILES:
+                for path in out.glob(pattern):
+                    path.unlink()
+        for name, content in self._kept.items():
+            (out / name).write_bytes(content)
         if self._request is None:
             (out / "request.json").unlink(missing_ok=True)
         else:

@@ -123,6 +123,17 @@ class Options:
     wandb_project: str | None
     """Project of Weights & Biases; none: nothing is sent there."""
 
+    def kept_files(self) -> dict[str, bytes]:
+        """Plan and model profile as they are now, by the names that a run keeps copies of them under.
+
+        Raises:
+            OSError: One cannot be read.
+        """
+        # Without the name of the hash before it.
+        mark = self.made_from["plan"].rpartition(":")[2].replace(" ", "-")[:12]
+        paths = {"plan": self.plan_path, "model_profile": self.model_profile_path}
+        return {f"{name}.{mark}.json": Path(path).read_bytes() for name, path in paths.items()}
+
     @staticmethod
     def of_request(request: Mapping[str, Any]) -> Options:
         """The options of a request, whose `config` is a checked configuration.

@@ -32,7 +32,7 @@ from dflop.runtime.work import MicrobatchWork, StepWork
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dflop._native import Schedule, StepScheduler
+    from dflop._native import Schedule, SlowShapes, StepScheduler
     from dflop.runtime.device_clock import DeviceClock
     from dflop.runtime.meeting import Meeting
     from dflop.runtime.mesh import Mesh
@@ -46,6 +46,9 @@ class Rehearsal:
     """How many times faster than predicted everything runs, to save time."""
     slow_ranks: Mapping[int, float]
     """Ranks that are slower than predicted, each with the factor on its times."""
+    slow_shapes: tuple[float, float] | None
+    """The share of the samples that are slower than predicted, and how many mean times of the slowest stage
+    they add; none: no samples are."""
     network_latency_ns: int
     """Time that each message takes longer than predicted; `speed` is not applied to it yet."""
     kill: tuple[int, int] | None
@@ -62,10 +65,11 @@ class Rehearsal:
         Returns:
             The same, read.
         """
-        kill = request["kill"]
+        kill, slow = request["kill"], request["slow_shapes"]
         return Rehearsal(
             speed=request["speed"],
             slow_ranks={slow["rank"]: slow["factor"] for slow in request["slow_ranks"]},
+            slow_shapes=None if slow is None else (slow["share"], slow["times"]),
             network_latency_ns=request["network_latency_ns"],
             kill=None if kill is None or is_started_again else (kill["rank"], kill["step"]),
         )
@@ -83,13 +87,16 @@ class StepTimes:
     """From the end of an action to the moment when another rank may use its output."""
 
 
-def times_by_rank(scheduler: StepScheduler, schedule: Schedule, rehearsal: Rehearsal) -> list[StepTimes]:
+def times_by_rank(
+    scheduler: StepScheduler, schedule: Schedule, rehearsal: Rehearsal, slow_shapes: SlowShapes | None = None
+) -> list[StepTimes]:
     """The predicted times of a step, divided by the rehearsal's speed. To be called on the leader.
 
     Args:
         scheduler: That of the run.
         schedule: Of the step.
         rehearsal: How fast, and which ranks are slow.
+        slow_shapes: Samples that take longer than predicted; none: no samples do.
 
     Returns:
         By rank.
@@ -97,7 +104,7 @@ def times_by_rank(scheduler: StepScheduler, schedule: Schedule, rehearsal: Rehea
     Raises:
         ScheduleError: The schedule does not belong to this plan and data.
     """
-    spans, tails, transfer_ns = scheduler.predicted_spans(schedule)
+    spans, tails, transfer_ns = scheduler.predicted_spans(schedule, slow_shapes)
     of_ranks: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for rank, action, start, end in spans:
         of_ranks[rank][action] = end - start

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from dflop._native import SlowShapes
 
 GATHERS_LAYERS = 3
 """The ZeRO level at which layers are gathered in each action, so that ranks meet there."""
@@ -96,6 +97,7 @@ class Rehearser:
         self._start = Start.together(options, mesh, num_samples, is_rehearsed=True)
         _check_kill(rehearsal, self._start)
         self._schedules = Schedules(mesh, options, self._batches)
+        self._slow_shapes = self._drawn_shapes()
         plan, everyone = mesh.plan, range(mesh.num_ranks)
         own_component = plan.coordinates(mesh.rank)[0]
         of_component = [rank for rank in everyone if plan.coordinates(rank)[0] == own_component]
@@ -112,7 +114,15 @@ class Rehearser:
         step = self._start.journal_step
         trackers = Trackers(options.out, first_step=step) if mesh.is_leader else None
         self._journal = (
-            Journal(options.out, options.steps, options.request_path, trackers, step, self._start.verb)
+            Journal(
+                options.out,
+                options.steps,
+                options.request_path,
+                trackers,
+                step,
+                self._start.verb,
+                options.kept_files(),
+            )
             if mesh.is_leader
             else None
         )
@@ -182,11 +192,29 @@ class Rehearser:
         size = self._mesh.plan.global_batch_size
         return GlobalBatches(num_samples, size, options.seed, giants, options.giant_steps_max), num_samples
 
+    def _drawn_shapes(self) -> SlowShapes | None:
+        """The samples that shall be slow, on the leader. They are the same after a restart."""
+        scheduler, asked, options = self._schedules.scheduler, self._rehearsal.slow_shapes, self._options
+        if scheduler is None or self._dataset is None or asked is None:
+            return None
+        share, times = asked
+        usual = scheduler.schedule(0, self._batches.batch(0), options.arm)
+        slow = scheduler.slow_shapes(usual, share, times, options.seed)
+        say(
+            f"slow shapes: {slow.tokens_min} to {slow.tokens_max} LLM tokens, {slow.num_samples} of "
+            f"{len(self._dataset)} samples; each adds {slow.forward_ns / 1e6:.1f} ms to a forward and "
+            f"{slow.backward_ns / 1e6:.1f} ms to a backward",
+            "rehearse",
+        )
+        return slow
+
     def _times(self, turn: Turn) -> StepTimes:
         """How long this rank's actions take, from the leader."""
         of_ranks: list[Any] | None = None
         if self._schedules.scheduler is not None:
-            of_ranks = times_by_rank(self._schedules.scheduler, turn.schedule, self._rehearsal)
+            of_ranks = times_by_rank(
+                self._schedules.scheduler, turn.schedule, self._rehearsal, self._slow_shapes
+            )
         own: list[Any] = [None]
         with talking("receive the times of the step"):
             dist.scatter_object_list(own, of_ranks, src=0, group=self._mesh.control)

@@ -135,7 +135,10 @@ class Trainer:
         if mesh.is_leader:
             first_step = self._start.journal_step
             trackers = Trackers(options.out, options.wandb_project, first_step)
-            self._journal = Journal(options.out, num_turns, options.request_path, trackers, first_step)
+            kept = options.kept_files()
+            self._journal = Journal(
+                options.out, num_turns, options.request_path, trackers, first_step, kept=kept
+            )
             scheduler = self._schedules.scheduler
             assert scheduler is not None
             self._writer = StepWriter(

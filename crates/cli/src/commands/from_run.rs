@@ -63,7 +63,7 @@ impl FromRun {
         let schedules_path = dir.join("schedules.jsonl");
         let mut logged: Vec<StepSchedule> = measured::read_lines(&schedules_path)?.unwrap_or_default();
         // A run that has changed its plan is planned by the last one: its steps since then say how things are.
-        let planned = Planned::of(&config.directory, &logged)?;
+        let planned = Planned::of(&config.directory, None, &logged)?;
         let plan_path = beside(config, None, "plan.json");
         let current = logged.last().and_then(|line| line.made_from.get("plan"));
         let is_current = |planned: &&Planned| Some(&planned.hash) == current;

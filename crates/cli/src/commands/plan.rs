@@ -179,7 +179,7 @@ fn note_replaced(out: &Path, plan: &Plan) {
     runs.sort();
     if let Some(run) = runs.first() {
         talk!(
-            "note: `{}` was trained with the plan that is now replaced in `{}`; its report and `--from-run` need that plan: make it again with the configuration of before, and give the next one another place (`--out FILE`)",
+            "note: `{}` was trained with the plan that is now replaced in `{}`; `--from-run` needs that plan, and so does its report where the run has no copy of it (`plan.HASH.json`): make it again with the configuration of before, and give the next one another place (`--out FILE`)",
             run.display(),
             out.display()
         );

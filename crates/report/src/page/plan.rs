@@ -2,7 +2,7 @@
 
 use super::Section;
 use crate::Report;
-use crate::chart::{names, numbers, table, words};
+use crate::chart::{Dots, Mark, ScatterPlot, names, numbers, scatter_plot, table, words};
 use dflop_types::{Plan, RankedPlan, WayPrediction, Zero, number};
 use maud::{Markup, html};
 
@@ -66,6 +66,61 @@ fn ways(plan: &Plan) -> Markup {
             }
             (table("The plan beside other ways", &columns, &rows))
         }
+    }
+}
+
+/// The bytes of the fullest rank.
+fn peak_bytes(plan: &RankedPlan) -> u64 {
+    plan.prediction.encoder_memory_bytes_peak.max(plan.prediction.llm_memory_bytes_peak)
+}
+
+/// Which plans, given as (step in nanoseconds, bytes), no other one beats in both: none is faster with no more memory.
+fn pareto(plans: &[(u64, u64)]) -> Vec<bool> {
+    let beats = |one: &(u64, u64), two: &(u64, u64)| one.0 <= two.0 && one.1 <= two.1 && one != two;
+    plans.iter().map(|plan| !plans.iter().any(|other| beats(other, plan))).collect()
+}
+
+/// Step time against memory of the plan and its runners-up; nothing where there is no choice.
+fn trade_off(plan: &Plan) -> Markup {
+    let all: Vec<&RankedPlan> =
+        std::iter::once(&plan.best).chain(plan.runners_up.iter().take(MOST_ROWS)).collect();
+    if all.len() < 2 {
+        return html! {};
+    }
+    let sizes: Vec<(u64, u64)> = all.iter().map(|p| (p.prediction.step_ns_mean, peak_bytes(p))).collect();
+    let is_best = pareto(&sizes);
+    let dots = |class, mark, of: &dyn Fn(usize) -> bool| Dots {
+        class,
+        mark,
+        points: (0..all.len())
+            .filter(|&at| of(at))
+            .map(|at| {
+                let (ns, bytes) = sizes[at];
+                let text =
+                    format!("{}: {}, {}", all[at].in_words(), number::ns(ns), number::memory_size(bytes));
+                (ns as f64 / 1e6, bytes as f64 / f64::from(1 << 30), Some(text))
+            })
+            .collect(),
+    };
+    let plot = ScatterPlot {
+        label: "Step time and memory of the plan and its runners-up",
+        is_log: false,
+        is_square: false,
+        show: number::tick,
+        name_x: "step, ms",
+        name_y: "GiB of the fullest rank",
+    };
+    let series = [
+        dots("a-blind", Mark::Square, &|at| at > 0 && !is_best[at]),
+        dots("a-aware", Mark::Diamond, &|at| at > 0 && is_best[at]),
+        dots("a-aware", Mark::Circle, &|at| at == 0),
+    ];
+    html! {
+        p {
+            "Time against memory: the plan is the dot. Diamonds are on the Pareto front with it: no other of these candidates is faster in as little memory. "
+            "Squares are beaten in one and at most equal in the other."
+        }
+        (scatter_plot(&plot, &series))
     }
 }
 
@@ -139,6 +194,7 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         (ways(plan))
         div class="first-strong" { (table("The plan and its runners-up, by step time", &columns, &rows)) }
         (super::first_of(rows.len() - 1, plan.runners_up.len(), "runner-up"))
+        (trade_off(plan))
         @if rejected.is_empty() {
             p { (number::counted(num_fit, "candidate")) " fit, none was rejected." }
         } @else {
@@ -147,4 +203,15 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         }
     };
     Some(Section { id: "plan", name: "The plan, and why", body })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_front_has_what_none_beats_in_both() {
+        let plans = [(10, 5), (12, 5), (12, 4), (20, 9), (10, 5), (30, 1)];
+        assert_eq!(pareto(&plans), [true, false, true, false, true, true]);
+    }
 }

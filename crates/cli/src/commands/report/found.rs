@@ -98,7 +98,7 @@ impl Found {
         let run = run_dir(dir, run);
         let schedules_path = run.join("schedules.jsonl");
         let schedules: Vec<StepSchedule> = measured::read_lines(&schedules_path)?.unwrap_or_default();
-        let planned = Planned::of(dir, &schedules)?;
+        let planned = Planned::of(dir, Some(&run), &schedules)?;
         let last = planned.last();
         let model = match last {
             Some(last) => last.model.clone(),
@@ -417,20 +417,26 @@ pub(in crate::commands) struct Planned {
 }
 
 impl Planned {
-    /// The plans of `dir` that the steps were trained with, in the order of the steps; `plan.json` where no step names one of them.
-    pub(in crate::commands) fn of(dir: &Path, schedules: &[StepSchedule]) -> Result<Vec<Self>, Failure> {
+    /// The plans that the steps were trained with, in the order of the steps; `plan.json` of `dir` where no step names one that is there.
+    /// They are looked for in `dir`, and in `run`, which keeps copies: what stands in `dir` may have been made anew since.
+    pub(in crate::commands) fn of(
+        dir: &Path,
+        run: Option<&Path>,
+        schedules: &[StepSchedule],
+    ) -> Result<Vec<Self>, Failure> {
         let mut hashes: Vec<&String> = Vec::new();
         for hash in schedules.iter().filter_map(|line| line.made_from.get("plan")) {
             if !hashes.contains(&hash) {
                 hashes.push(hash);
             }
         }
+        let dirs = || [Some(dir), run].into_iter().flatten();
         let usual: Option<Plan> = optional(artifact::read(&dir.join("plan.json")))?;
         let usual = usual.map(|plan| ("plan.json".to_owned(), artifact::hash_of(&plan), plan));
         // A run that has changed its plan names more than one: others lie beside it under names like plan.live.json.
         let is_of_usual =
             usual.as_ref().is_some_and(|(_, hash, _)| hashes.iter().all(|found| *found == hash));
-        let others = if is_of_usual { Vec::new() } else { named::<Plan>(dir, "plan.") };
+        let others = if is_of_usual { Vec::new() } else { named::<Plan>(dirs(), "plan.") };
         let mut known: Vec<(String, String, Plan)> = usual.into_iter().collect();
         for (name, plan) in others {
             known.push((name, artifact::hash_of(&plan), plan));
@@ -448,7 +454,7 @@ impl Planned {
         let others = if found.iter().all(|(_, _, plan)| is_of_usual(plan)) {
             Vec::new()
         } else {
-            named::<ModelProfile>(dir, "model_profile.")
+            named::<ModelProfile>(dirs(), "model_profile.")
         };
         let model = |plan: &Plan| {
             let is_its =
@@ -466,8 +472,15 @@ impl Planned {
     }
 }
 
-/// The artifacts of `dir` that can be read and whose file is called like `plan.live.json`, by name.
-fn named<A: Artifact + serde::de::DeserializeOwned>(dir: &Path, start: &str) -> Vec<(String, A)> {
+/// The artifacts that can be read and whose file is called like `plan.live.json`: of each directory by name.
+fn named<'a, A: Artifact + serde::de::DeserializeOwned>(
+    dirs: impl Iterator<Item = &'a Path>,
+    start: &str,
+) -> Vec<(String, A)> {
+    dirs.flat_map(|dir| named_in(dir, start)).collect()
+}
+
+fn named_in<A: Artifact + serde::de::DeserializeOwned>(dir: &Path, start: &str) -> Vec<(String, A)> {
     let files = std::fs::read_dir(dir)
         .into_iter()
         .flatten()
