@@ -23,10 +23,8 @@ impl Outcome {
             ));
         }
         match nearest {
-            Rejection::Memory { .. } if self.is_budget_given => {
-                Some(format!("{}, or give the cluster more ranks", self.more_memory()))
-            }
-            Rejection::Memory { .. } => Some(format!("give the cluster more ranks, or {}", self.more_memory())),
+            // Whether more ranks are enough [`crate::way_out`] finds out.
+            Rejection::Memory { .. } => Some(self.more_memory()),
             Rejection::TooFewSamples { buckets, .. } if self.num_microbatches.is_some() => {
                 Some(format!("raise `global_batch_size` to {buckets} or more, or lower `num_microbatches`"))
             }

@@ -224,8 +224,21 @@ impl Only {
         if more_than_one(self.llm_interleave) && self.llm_pp == Some(1) {
             return Some("and `llm.interleave` needs `llm.pp` of 2 or more".to_owned());
         }
-        if is_pipeline && self.placement == Some(Placement::Colocated) {
-            return Some("and colocated ranks form no pipeline".to_owned());
+        if self.placement == Some(Placement::Colocated) {
+            if is_pipeline {
+                return Some("and colocated ranks form no pipeline".to_owned());
+            }
+            if let (Some(encoder), Some(llm)) = (self.encoder_tp, self.llm_tp)
+                && encoder != llm
+            {
+                return Some("and on colocated ranks both components have one tensor degree".to_owned());
+            }
+        }
+        if is_pipeline && self.zero == Some(Zero::Parameters) {
+            return Some("and the ranks of a pipeline do not gather parameters (`zero=3`)".to_owned());
+        }
+        if self.cut == Some(Cut::Uneven) {
+            return Some("where an even cut is the best, no other is tried".to_owned());
         }
         None
     }
@@ -312,6 +325,13 @@ mod tests {
         assert_eq!(why("colocated=false,encoder.dp=4,llm.tp=4", 7), "which takes 8 ranks or more");
         assert_eq!(why("llm.pp=1,llm.interleave=29", 8), "and `llm.interleave` needs `llm.pp` of 2 or more");
         assert_eq!(why("colocated=true,llm.pp=2", 8), "and colocated ranks form no pipeline");
+        assert_eq!(
+            why("colocated=true,encoder.tp=2,llm.tp=1", 8),
+            "and on colocated ranks both components have one tensor degree"
+        );
+        let gathered = "and the ranks of a pipeline do not gather parameters (`zero=3`)";
+        assert_eq!([why("zero=3,llm.pp=2", 8), why("colocated=false,zero=3", 8)], [gathered; 2]);
+        assert_eq!(why("cut=uneven,llm.pp=3", 8), "where an even cut is the best, no other is tried");
     }
 
     #[test]

@@ -127,8 +127,7 @@ pub(crate) fn group(rejections: impl IntoIterator<Item = Rejection>) -> Vec<Reje
         match same {
             Some(group) => {
                 group.count += 1;
-                // Rejections of one cause are ordered by their values. The smaller need is nearer to fitting.
-                if rejection < group.rejection {
+                if is_nearer(&rejection, &group.rejection) {
                     group.rejection = rejection;
                 }
             }
@@ -139,9 +138,25 @@ pub(crate) fn group(rejections: impl IntoIterator<Item = Rejection>) -> Vec<Reje
     groups
 }
 
+/// Whether the first of two rejections of one cause is nearer to fitting: where layers are too few the one with more of them, else
+/// the smaller need, by which rejections are ordered.
+fn is_nearer(a: &Rejection, b: &Rejection) -> bool {
+    match (a, b) {
+        (
+            Rejection::RecomputeExceedsStage { layers: a, .. },
+            Rejection::RecomputeExceedsStage { layers: b, .. },
+        ) => a > b,
+        _ => a < b,
+    }
+}
+
 fn is_same_cause(a: &Rejection, b: &Rejection) -> bool {
     match (a, b) {
-        (Rejection::Memory { component: a, .. }, Rejection::Memory { component: b, .. }) => a == b,
+        (Rejection::Memory { component: a, .. }, Rejection::Memory { component: b, .. })
+        | (
+            Rejection::RecomputeExceedsStage { component: a, .. },
+            Rejection::RecomputeExceedsStage { component: b, .. },
+        ) => a == b,
         _ => std::mem::discriminant(a) == std::mem::discriminant(b),
     }
 }
@@ -171,5 +186,19 @@ mod tests {
                 count(Rejection::Bound, 1),
             ]
         );
+    }
+
+    #[test]
+    fn too_few_layers_to_recompute_are_counted_by_component_with_the_most_layers() {
+        let exceeds = |component, layers| Rejection::RecomputeExceedsStage {
+            component,
+            mode: "full:9".parse().unwrap(),
+            layers,
+        };
+        let (of_llm, of_encoder) = (Component::Llm, Component::Encoder);
+        let groups =
+            group([exceeds(of_llm, 4), exceeds(of_encoder, 2), exceeds(of_llm, 7), exceeds(of_llm, 5)]);
+        let counts: Vec<_> = groups.iter().map(|group| (group.rejection.clone(), group.count)).collect();
+        assert_eq!(counts, [(exceeds(of_llm, 7), 3), (exceeds(of_encoder, 2), 1)]);
     }
 }

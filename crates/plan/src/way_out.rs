@@ -151,7 +151,8 @@ impl WayOut {
     /// Where two limits contradict each other, both are named.
     pub fn hint(&self, input: &SearchInput<'_>, outcome: &Outcome) -> String {
         let step = number::ns(self.plan.prediction.step_ns_mean);
-        let fits = format!("this plan fits, {step} a step: {}", self.plan.in_words());
+        // A search of two global batches has found it: a whole one may find a better plan.
+        let fits = format!("this plan fits, about {step} a step: {}", self.plan.in_words());
         match &self.change {
             Change::WithoutParts(parts) if outcome.num_candidates == 0 => format!(
                 "no layout of {} has `--only {}`{}: leave out `{parts}`, and {fits}",

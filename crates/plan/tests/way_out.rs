@@ -35,7 +35,7 @@ fn parts_of_only_that_leave_too_little_memory_are_named_with_the_budget() {
     let (_, change, hint) = told(&asked);
     assert_eq!(change, Some(Change::WithoutParts("zero=0".to_owned())));
     let both = format!(
-        "`--only colocated=true,zero=0` and the memory budget of {} contradict each other: leave out `zero=0`, and this plan fits, ",
+        "`--only colocated=true,zero=0` and the memory budget of {} contradict each other: leave out `zero=0`, and this plan fits, about ",
         dflop_types::memory_size(budget)
     );
     assert!(hint.starts_with(&both) && hint.contains(" ms a step: colocated tp 1 dp 4, zero "), "{hint}");
@@ -92,7 +92,7 @@ fn a_model_too_large_for_the_cluster_is_told_how_many_ranks_would_do() {
         // The fewest bytes of all rejections, and not those of the most frequent.
         let least = dflop_types::memory_size(least);
         assert!(
-            hint.contains(&format!(" ({least}) or more; on those ranks this plan fits, ")),
+            hint.contains(&format!(" ({least}) or more; on those ranks this plan fits, about ")),
             "{hint} {least}"
         );
     }

@@ -253,10 +253,11 @@ fn explained(
             ..*input
         };
         let of_those = search(&input)?;
-        match of_those.ranked.first() {
-            Some(first) => *first,
-            None => return Err(Failure::answer(explain(&of_those), hint(&input, &of_those)?)),
-        }
+        let Some(&first) = of_those.ranked.first() else {
+            return Err(Failure::answer(explain(&of_those), hint(&input, &of_those)?));
+        };
+        // With these parts of the search: a mode that they name holds in every microbatch.
+        return Ok((first, detail(&input, &first)?));
     };
     Ok((plan, detail(input, &plan)?))
 }
