@@ -239,6 +239,31 @@ fn fits_paper(browser: &mut Browser) {
     browser.ask("Emulation.clearDeviceMetricsOverride", &json!({}));
 }
 
+/// The cost calculator: twice the samples at three times the price are six times the money; a field out of range changes nothing.
+fn the_cost_follows_its_numbers(browser: &mut Browser) {
+    let cost = "[...document.querySelectorAll('#cost tbody tr')].map(r => [2, 3, 4].map(at => \
+                Number(r.children[at].textContent.replaceAll(',', ''))))";
+    let enter = |id: &str, value: &str| {
+        format!(
+            "(() => {{ const i = document.getElementById('{id}'); i.value = '{value}'; i.dispatchEvent(new Event('input', \
+             {{bubbles: true}})); }})()"
+        )
+    };
+    let numbers = |value: Value| -> Vec<[f64; 3]> { serde_json::from_value(value).unwrap() };
+    let before = numbers(browser.value(cost));
+    assert!(before.len() >= 2 && before.iter().flatten().all(|number| *number > 0.0), "{before:?}");
+    browser.value(&enter("cost-samples", "2000000"));
+    browser.value(&enter("cost-price", "3"));
+    let after = numbers(browser.value(cost));
+    for (old, new) in before.iter().zip(&after) {
+        for (column, times) in [2.0, 2.0, 6.0].into_iter().enumerate() {
+            assert!((new[column] / old[column] / times - 1.0).abs() < 0.02, "{old:?} {new:?}");
+        }
+    }
+    browser.value(&enter("cost-price", "-1"));
+    assert_eq!(numbers(browser.value(cost)), after);
+}
+
 #[test]
 fn the_page_works_in_a_browser() {
     let Some(mut browser) = Browser::start() else { return };
@@ -274,28 +299,7 @@ fn the_page_works_in_a_browser() {
     let light = browser.colours();
     assert!(light.len() >= 4, "the timeline is drawn: {light:?}");
 
-    // The cost calculator: twice the samples at three times the price are six times the money; a field out of range changes nothing.
-    let cost = "[...document.querySelectorAll('#cost tbody tr')].map(r => [2, 3, 4].map(at => \
-                Number(r.children[at].textContent.replaceAll(',', ''))))";
-    let enter = |id: &str, value: &str| {
-        format!(
-            "(() => {{ const i = document.getElementById('{id}'); i.value = '{value}'; i.dispatchEvent(new Event('input', \
-             {{bubbles: true}})); }})()"
-        )
-    };
-    let numbers = |value: Value| -> Vec<[f64; 3]> { serde_json::from_value(value).unwrap() };
-    let before = numbers(browser.value(cost));
-    assert!(before.len() >= 2 && before.iter().flatten().all(|number| *number > 0.0), "{before:?}");
-    browser.value(&enter("cost-samples", "2000000"));
-    browser.value(&enter("cost-price", "3"));
-    let after = numbers(browser.value(cost));
-    for (old, new) in before.iter().zip(&after) {
-        for (column, times) in [2.0, 2.0, 6.0].into_iter().enumerate() {
-            assert!((new[column] / old[column] / times - 1.0).abs() < 0.02, "{old:?} {new:?}");
-        }
-    }
-    browser.value(&enter("cost-price", "-1"));
-    assert_eq!(numbers(browser.value(cost)), after);
+    the_cost_follows_its_numbers(&mut browser);
 
     // The slider, by keyboard; the reading follows.
     assert_eq!(browser.shown().0, 0);
