@@ -239,8 +239,8 @@ fn fits_paper(browser: &mut Browser) {
     browser.ask("Emulation.clearDeviceMetricsOverride", &json!({}));
 }
 
-/// Twice the samples at three times the price are six times the money; a field out of range changes nothing.
-fn counts_costs(browser: &mut Browser) {
+/// The cost calculator: twice the samples at three times the price are six times the money; a field out of range changes nothing.
+fn the_cost_follows_its_numbers(browser: &mut Browser) {
     let cost = "[...document.querySelectorAll('#cost tbody tr')].map(r => [2, 3, 4].map(at => \
                 Number(r.children[at].textContent.replaceAll(',', ''))))";
     let enter = |id: &str, value: &str| {
@@ -299,7 +299,7 @@ fn the_page_works_in_a_browser() {
     let light = browser.colours();
     assert!(light.len() >= 4, "the timeline is drawn: {light:?}");
 
-    counts_costs(&mut browser);
+    the_cost_follows_its_numbers(&mut browser);
 
     // The slider, by keyboard; the reading follows.
     assert_eq!(browser.shown().0, 0);
