@@ -114,6 +114,13 @@ impl Browser {
     }
 
     fn ask(&mut self, method: &str, params: &Value) -> Value {
+        let answer = self.answer(method, params);
+        assert!(answer["error"].is_null(), "{method}: {answer}");
+        answer["result"].clone()
+    }
+
+    /// The result, or the error, with what surrounds it.
+    fn answer(&mut self, method: &str, params: &Value) -> Value {
         self.num_sent += 1;
         let id = self.num_sent;
         let mut message = json!({"id": id, "method": method, "params": params});
@@ -126,8 +133,7 @@ impl Browser {
         loop {
             let answer = self.next();
             if answer["id"] == id {
-                assert!(answer["error"].is_null(), "{method}: {answer}");
-                return answer["result"].clone();
+                return answer;
             }
         }
     }
@@ -143,6 +149,13 @@ impl Browser {
         let answer = self.ask("Runtime.evaluate", &asked);
         assert!(answer["exceptionDetails"].is_null(), "{expression}: {answer}");
         answer["result"]["value"].clone()
+    }
+
+    /// As `value`, of a page that reloads itself: `None` while it does.
+    fn value_between_loads(&mut self, expression: &str) -> Option<Value> {
+        let answer =
+            self.answer("Runtime.evaluate", &json!({"expression": expression, "returnByValue": true}));
+        answer["error"].is_null().then(|| answer["result"]["result"]["value"].clone())
     }
 
     fn key(&mut self, key: &str) {
@@ -456,7 +469,8 @@ fn a_watched_page_follows_its_run_in_a_browser() {
     assert_eq!(browser.shown().0, 9);
     fs::write(&trace, &whole).unwrap();
     let begun = Instant::now();
-    while browser.value("document.getElementById('viewer')?.dataset.step") != "11" {
+    let shown = "document.getElementById('viewer')?.dataset.step";
+    while browser.value_between_loads(shown) != Some("11".into()) {
         assert!(begun.elapsed() < PATIENCE, "the page does not follow");
         std::thread::sleep(Duration::from_millis(100));
     }
