@@ -122,8 +122,37 @@ _GEMMA = {
     "mm_tokens_per_image": 16,
     "tie_word_embeddings": False,
 }
+_GEMMA4 = {
+    "vision_config": {
+        **_VISION,
+        "model_type": "gemma4_vision",
+        "num_hidden_layers": 2,
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "position_embedding_size": 160,
+        "standardize": True,
+    },
+    "text_config": {
+        **TEXT,
+        "model_type": "gemma4_text",
+        "head_dim": 12,
+        # The layer that sees all tokens has other heads, and its keys are values too.
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 5,
+        "use_bidirectional_attention": "vision",
+        "final_logit_softcapping": 3.0,
+    },
+    "tie_word_embeddings": False,
+}
 TINY = {
     "gemma3": _GEMMA,
+    "gemma4": _GEMMA4,
     "glm4v": _GLM,
     "glm4v_moe": _GLM_MOE,
     "glm46v": {**_GLM, "vision_config": {**_GLM["vision_config"], "attention_bias": True, "depth": 2}},
