@@ -359,9 +359,10 @@ TINY = {
     },
 }
 """`config.json` by family, and by what else differs."""
-CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50}
+CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3}
 """How much larger rounding is where weights differ by it already: linear attention takes the exponent of sums of
-decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone."""
+decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone.
+Gemma 4's encoder does not scale scores down by the width of heads, and each picture has 280 patches."""
 WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
 """Those whose backbone has experts."""
 OF_SOUND = ("qwen2_audio", "audioflamingo3")

@@ -198,12 +198,8 @@ impl Operation {
             Kind::Product(product) => {
                 product.num_experts * product.inputs * product.outputs + product.num_biases
             }
-            Kind::Norm(NormKind::Layer, width) => 2 * width,
-            Kind::Norm(NormKind::RmsUnscaled, _) => 0,
-            Kind::Norm(_, width) => width,
-            Kind::Lookup { rows, width } => rows * width,
-            Kind::Convolution(convolution) => convolution.width * convolution.kernel,
-            Kind::Attention(_)
+            Kind::Norm(NormKind::RmsUnscaled, _)
+            | Kind::Attention(_)
             | Kind::Scores(_)
             | Kind::Reduce { .. }
             | Kind::Routing { .. }
@@ -211,6 +207,10 @@ impl Operation {
             | Kind::Pass(_)
             | Kind::Loss { .. }
             | Kind::LossInPlace(_) => 0,
+            Kind::Norm(NormKind::Layer, width) => 2 * width,
+            Kind::Norm(_, width) => width,
+            Kind::Lookup { rows, width } => rows * width,
+            Kind::Convolution(convolution) => convolution.width * convolution.kernel,
         }
     }
 

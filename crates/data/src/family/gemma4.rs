@@ -60,16 +60,16 @@ impl Geometry {
         if pixels > EXACT_MAX {
             return Err(format!("its pixels must be at most {EXACT_MAX}"));
         }
-        let side = f64::from(self.patch * self.pool);
+        let unit = f64::from(self.patch * self.pool);
         let wanted =
             f64::from(budget * self.pool * self.pool) * (f64::from(self.patch) * f64::from(self.patch));
         let factor = (wanted / pixels as f64).sqrt();
         let (height, width) = (f64::from(size.height), f64::from(size.width));
-        let [rows, columns] = [height, width].map(|length| (factor * length / side).floor() as u32);
+        let [rows, columns] = [height, width].map(|length| (factor * length / unit).floor() as u32);
         // A line becomes one row of as many features as it is times as long as wide.
         let line = |longer: f64, shorter: f64| ((longer / shorter).floor() as u32).min(budget);
         let (rows, columns) = match (rows, columns) {
-            (0, 0) => return Err(format!("it would be resized to nothing: a feature is {side} pixels wide")),
+            (0, 0) => return Err(format!("it would be resized to nothing: a feature is {unit} pixels wide")),
             (0, _) => (1, line(width, height)),
             (_, 0) => (line(height, width), 1),
             sides => sides,
@@ -252,7 +252,7 @@ impl Gemma4 {
         let pool = config.side("vision_config.pooling_kernel_size")?.unwrap_or(3);
         let places = config.side("vision_config.position_embedding_size")?.unwrap_or(10_240);
         if patch.saturating_mul(pool) > SIDE_MAX {
-            let rule = format!("a feature must be at most {} pixels wide", SIDE_MAX);
+            let rule = format!("a feature must be at most {SIDE_MAX} pixels wide");
             return Err(config.error("vision_config.pooling_kernel_size", rule));
         }
         let image = image_fields(&files.preprocessor);
