@@ -51,6 +51,7 @@ _TOKENS = {
     "llava_next": ("<image>",),
     "idefics3": ("<image>",),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    "gemma4": ("<|image|>", "<|video|>"),
     "mistral3": ("[IMG]",),
     "smolvlm": ("<image>", "<video>"),
     "internvl": ("<IMG_CONTEXT>", "<video>"),
@@ -158,13 +159,15 @@ def _mark(family, kind):
 
 
 def correct_routers(model_dir):
-    """Gives correction biases of routers, which are drawn as zeros, values that decide where tokens go."""
+    """Gives values that matter to what does not train: correction biases of routers, scales of layers and of features."""
     path = model_dir / "model.safetensors"
     tensors = load_file(path)
-    biases = sorted(name for name in tensors if name.endswith("e_score_correction_bias"))
+    fixed = ("e_score_correction_bias", "layer_scalar", "std_bias", "std_scale")
+    biases = sorted(name for name in tensors if name.endswith(fixed))
     for index, name in enumerate(biases):
         draw = torch.Generator().manual_seed(index)
-        tensors[name] = torch.rand(tensors[name].shape, generator=draw, dtype=torch.float32) - 0.5
+        least = -0.5 if name.endswith("bias") else 0.5
+        tensors[name] = torch.rand(tensors[name].shape, generator=draw, dtype=torch.float32) + least
     if biases:
         save_file(tensors, path, metadata={"format": "pt"})
 

@@ -59,6 +59,8 @@ IN_SUITE = [
     ("glm4v_moe", "full", (2, 1, 2), "full"),
     ("gemma3", "full", (2, 1, 2), "selective"),
     ("gemma3", "lora", (2, 3), "full"),
+    ("gemma4", "full", (2, 1, 2), "full"),
+    ("gemma4", "lora", (2, 3), "selective"),
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
     ("audioflamingo3", "full", (2, 1, 2), "selective"),
     # Two encoders: pictures or sounds alone on a rank where ranks meet in each layer, and layers cut.

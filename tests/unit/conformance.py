@@ -157,8 +157,8 @@ class Conversation:
         for medium in self.media:
             is_video_token = medium.kind == "video" and adapter.family not in OF_IMAGE_TOKENS
             token = SOUND if medium.kind == "audio" else VIDEO if is_video_token else IMAGE
-            # Qwen3-VL and GLM-4.1V write the time of each frame pair of a video.
-            is_timed = adapter.family.startswith(("qwen3", "glm")) and medium.kind == "video"
+            # Qwen3-VL and GLM-4.1V write the time of each frame pair of a video, Gemma 4 of each frame.
+            is_timed = adapter.family.startswith(("qwen3", "glm", "gemma4")) and medium.kind == "video"
             apart = medium.grid.num_tiles if is_timed else 1
             if adapter.family == "gemma3":
                 # So does it behind each square.

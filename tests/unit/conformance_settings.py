@@ -126,6 +126,11 @@ SETTINGS = {
                              "pan_and_scan_max_num_crops": 3, "pan_and_scan_min_ratio_to_activate": 1.5},
          "image_seq_length": 16}, None, IMAGES,
     ),
+    # A picture fills a budget of 70 features; its tokens reach beyond the window.
+    "gemma4": (
+        _tiny("gemma4", **_QWEN_IDS), {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70, "do_sample_frames": False}, PICTURES,
+    ),
     "glm4v": (_tiny("glm4v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "glm4v_moe": (_tiny("glm4v_moe", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "glm46v": (_tiny("glm46v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),

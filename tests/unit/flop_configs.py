@@ -107,6 +107,33 @@ GEMMA_TEXT = {
     "sliding_window": 20,
     "sliding_window_pattern": 3,
 }
+# The last of its layers sees all tokens before, with wider heads and keys that are values too.
+GEMMA4_TEXT = {
+    **VL_TEXT,
+    "model_type": "gemma4_text",
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 20,
+    "use_bidirectional_attention": "vision",
+    "final_logit_softcapping": 9.0,
+}
+GEMMA4_VISION = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "patch_size": 7,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 30,
+    "standardize": True,
+}
 GEMMA_KINDS = ["sliding_attention", "full_attention", "full_attention"]
 CONFIGS = {
     "llava_onevision": {
@@ -239,6 +266,19 @@ CONFIGS = {
         "vision_config": {**TILES, "model_type": "siglip_vision_model"},
         "text_config": {**GEMMA_TEXT, "attention_bias": True, "layer_types": GEMMA_KINDS},
         "mm_tokens_per_image": 16,
+        "tie_word_embeddings": False,
+    },
+    "gemma4": {"model_type": "gemma4", "vision_config": GEMMA4_VISION, "text_config": GEMMA4_TEXT},
+    "gemma4 biases": {
+        "model_type": "gemma4",
+        "vision_config": GEMMA4_VISION,
+        "text_config": {
+            **GEMMA4_TEXT,
+            "attention_bias": True,
+            "attention_k_eq_v": False,
+            "final_logit_softcapping": None,
+            "per_layer_config": {"2": {"head_dim": 10, "num_key_value_heads": 6}},
+        },
         "tie_word_embeddings": False,
     },
     "glm4v": {"model_type": "glm4v", "vision_config": GLM_VISION, "text_config": GLM_TEXT},

@@ -152,6 +152,33 @@ REAL = {
             "sliding_window": 1024,
         },
     },
+    # google/gemma-4-31B-it, as transformers' script that converts its weights has it.
+    "gemma4": {
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": 1152,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 72,
+            "intermediate_size": 4304,
+            "standardize": True,
+        },
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 60,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "num_global_key_value_heads": 4,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+            "sliding_window": 1024,
+            "final_logit_softcapping": 30.0,
+        },
+    },
     # Qwen/Qwen2-VL-7B-Instruct.
     "qwen2_vl": {
         "vision_config": {

@@ -17,6 +17,7 @@ from dflop.checking import check as checking
 from dflop.checking import pair as pairs
 from dflop.checking.gradients import by_module, errors_of
 from dflop.checking.tokens import difference
+from dflop.models.layer_kinds import FULL, heads_of
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -191,9 +192,16 @@ def test_every_family_has_first_layers(name, num_layers, tmp_path):
 
 
 def test_published_sizes_have_two_layers(tmp_path):
-    """Gemma 3, of whose layers each sixth sees all; Qwen3-VL, whose encoder gives features of three layers."""
+    """Gemma 3 and 4, of whose layers each sixth sees all; Qwen3-VL, whose encoder gives features of three layers."""
     for name, text, vision in (
         ("gemma3", {"num_hidden_layers": 34, "sliding_window": 1024}, {}),
+        ("gemma4", {"num_hidden_layers": 60}, {}),
+        # As transformers saves it.
+        (
+            "gemma4",
+            {"num_hidden_layers": 12, "per_layer_config": {n: {"head_dim": 16} for n in ("5", "11")}},
+            {},
+        ),
         ("qwen3_vl", {"num_hidden_layers": 36}, {"deepstack_visual_indexes": [0, 1, 2], "depth": 4}),
     ):
         directory = write_model(tmp_path, name)
@@ -203,7 +211,10 @@ def test_published_sizes_have_two_layers(tmp_path):
         config["vision_config"] |= vision
         (directory / "config.json").write_text(json.dumps(config))
         with pairs.first_layers(directory, 2) as shortened:
-            assert checking.load_adapter(shortened).num_llm_layers == 2
+            adapter = checking.load_adapter(shortened)
+            assert adapter.num_llm_layers == 2
+            # Of the second layer of Gemma 4, which sees all, as the sixth of the model.
+            assert name != "gemma4" or heads_of(adapter.text, FULL)[1] == 16
 
 
 @pytest.mark.parametrize(

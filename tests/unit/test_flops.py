@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flop_configs import CONFIGS, QWEN2, TILES
+from kept_bytes import has_linear_attention, has_windows, kept_besides, kept_bytes
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -20,6 +21,9 @@ from transformers import (
 
 import dflop.models.packing
 from dflop._native import testing
+from dflop.models.families.gemma4 import embed as embed_squares
+from dflop.models.families.gemma4 import positions_of
+from dflop.models.families.gemma4 import project as project_squares
 from dflop.models.families.glm4v import embed as embed_glm
 from dflop.models.families.glm4v import project as project_glm
 from dflop.models.families.mistral3 import embed as embed_patches
@@ -113,6 +117,12 @@ def encoder_layer(name, is_window=False, segments=None):
         angles = (torch.randn(sum(segments), 8), torch.randn(sum(segments), 8))
         run = functools.partial(layer, cu_seqlens=bounds, position_embeddings=angles)
         return Ran(run, torch.randn(sum(segments), 32), True, segments, [layer], angles)
+    if name.startswith("gemma4"):
+        segments = segments or [24]
+        angles = (torch.randn(1, sum(segments), 8), torch.randn(1, sum(segments), 8))
+        places = torch.zeros(1, sum(segments), 2, dtype=torch.int64)
+        run = functools.partial(layer, position_embeddings=angles, position_ids=places)
+        return Ran(run, torch.randn(1, sum(segments), 32), True, segments, [layer], angles)
     tokens = tile_tokens(name)
     run = layer if name.startswith("internvl") else functools.partial(layer, attention_mask=None)
     return Ran(run, torch.randn(3, tokens, 32), True, [tokens] * 3, [layer])
@@ -148,6 +158,10 @@ def encoder_embedding(name):
         return Ran(
             lambda rows: embed_patches(tower, rows), patches, False, [16, 8], [tower.patch_conv, tower.ln_pre]
         )
+    if name.startswith("gemma4"):
+        places = positions_of([(1, 4, 4), (1, 2, 4)], torch.device("cpu"))
+        run = functools.partial(embed_squares, tower, positions_1N2=places)
+        return Ran(run, torch.randn(24, 3 * 7 * 7), False, [16, 8], [tower.patch_embedder])
     parts = [tower.embeddings]
     if name in WITH_CLIP:
         parts.append(tower.pre_layrnorm)
@@ -185,6 +199,9 @@ def projector(name):
         return Ran(
             lambda hidden: last(tower.post_layernorm(hidden)), torch.randn(2, 16, 32), True, [16] * 2, parts
         )
+    if name.startswith("gemma4"):
+        run = functools.partial(project_squares, model.model, pictures=[(1, 4, 4), (1, 2, 4)], pool=2)
+        return Ran(run, torch.randn(24, 32), True, [16, 8], [model.model.embed_vision])
     last = model.model.multi_modal_projector
     if name.startswith("gemma3"):
         head = [tower.head] if hasattr(tower, "head") else []
@@ -222,16 +239,6 @@ def projector(name):
     return Ran(run, torch.randn(2, tokens, 32), True, [tokens] * 2, parts)
 
 
-def has_linear_attention(name):
-    """Whether layers of the backbone have linear attention: all but the last of four."""
-    return name.startswith("qwen3_5")
-
-
-def has_windows(name):
-    """Whether the first layer of the backbone sees a window, and the last all tokens before."""
-    return name.startswith("gemma3")
-
-
 def llm_layer(name, tokens=14, copies=2, is_other=False):
     backbone = backbone_of(build(name))
     has_others = has_linear_attention(name) or has_windows(name) or "glm4v_moe" in name
@@ -250,8 +257,12 @@ def llm_head(name):
     model = build(name)
     norm, head = backbone_of(model).norm, model.lm_head
 
+    cap = CONFIGS[name]["text_config"].get("final_logit_softcapping")
+
     def run(hidden):
-        return F.cross_entropy(head(norm(hidden)).float(), torch.arange(11), reduction="sum")
+        logits = head(norm(hidden)).float()
+        logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        return F.cross_entropy(logits, torch.arange(11), reduction="sum")
 
     return Ran(run, torch.randn(11, 48), True, [11], [norm, head])
 
@@ -385,51 +396,6 @@ def test_packed_attention_counts_alike(tokens):
         config._attn_implementation = before
     ours = testing.module_flops(json.dumps(CONFIGS["llava_onevision"]), "llm_layer", tokens)
     assert found == (ours["forward"], ours["input"] + ours["weight"])
-
-
-def kept_bytes(ran, dtype):
-    """Bytes that autograd keeps, each storage once; parameters and what all layers share are not counted."""
-    own = {p.untyped_storage().data_ptr() for part in ran.parts for p in part.parameters()}
-    own |= {tensor.untyped_storage().data_ptr() for tensor in ran.constants}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and tensor.is_floating_point():
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    leaf = ran.leaf.to(dtype).requires_grad_(ran.wants_gradient)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = ran.run(leaf)
-    del result
-    return sum(kept.values())
-
-
-def kept_besides(name, ran, dtype):
-    """What a layer with attention keeps besides on a CPU, or in float32.
-
-    GLM and Qwen3.5 put the rotated part of a head and the rest together, head by head. PyTorch's attention gives its
-    result in the order of the queries, so it is copied; packed kernels give it token by token.
-    """
-    text = CONFIGS[name]["text_config"]
-    if has_windows(name):
-        # One more than the weight of each of six norms, whatever the number of tokens.
-        return 4 * (4 * text["hidden_size"] + 2 * text["head_dim"])
-    if name.startswith("glm"):
-        queries = text["num_attention_heads"] * text.get("head_dim", 8)
-        # The router's matrix is copied to float32, whatever the number of tokens.
-        router = text.get("n_routed_experts", 0) * text["hidden_size"] * 4 if dtype != torch.float32 else 0
-        return sum(ran.segments) * queries * dtype.itemsize + router
-    if not has_linear_attention(name):
-        return 0
-    queries = text["num_attention_heads"] * text["head_dim"]
-    rows = queries * dtype.itemsize
-    if dtype == torch.float32:
-        # No copy is made for the norm of the queries: the gates, which came of the same product, are kept too.
-        rows += queries * dtype.itemsize
-    # One more than the weight of each of four norms, whatever the number of tokens.
-    return sum(ran.segments) * rows + 4 * 2 * (text["hidden_size"] + text["head_dim"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

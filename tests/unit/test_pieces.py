@@ -3,11 +3,11 @@
 Oracle: Hugging Face's own towers and backbones on the same weights, each sample alone.
 """
 
-import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from piece_oracles import PICTURES, QWEN_VL, SQUARES, encoder_inputs, masks_of_pictures
 from real_families import REAL
 from tiny_families import (
     OF_SOUND,
@@ -25,6 +25,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dflop import ProfileError
+from dflop.models.families.gemma4 import bounds_of as bounds_of_squares
+from dflop.models.families.gemma4 import positions_of
 from dflop.models.families.mistral3 import bounds_of
 from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.models.patch_layout import lay_out
@@ -39,10 +41,6 @@ CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
 ONE_GATE = ("glm4v", "glm46v")
 """Families whose MLP has one map for gate and up."""
-QWEN_VL = tuple(name for name in TINY if name.startswith(("qwen2_vl", "qwen2_5", "qwen3", "glm")))
-"""Families whose pictures are patches, with M-RoPE."""
-# (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
-PICTURES = [(1, 10, 6), (2, 4, 12)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,45 +110,6 @@ def test_backward_reaches_the_piece_before(tmp_path, name):
         assert (leaves[-1].grad is not None) == piece.wants_input_gradient == leaves[-1].requires_grad
 
 
-def encoder_inputs(name, model):
-    """(argument of the embedding, further ones), and what Hugging Face's tower and projector make of it."""
-    inner = model.model
-    if name in QWEN_VL:
-        patches_TC = torch.randn(sum(math.prod(picture) for picture in PICTURES), 3 * 2 * 14 * 14)
-        # As GLM's model does with videos, one grid a frame pair.
-        frames = torch.tensor([(1, *sides) for pairs, *sides in PICTURES for _ in range(pairs)])
-        with torch.no_grad():
-            found = inner.visual(patches_TC, frames)
-        return patches_TC, torch.cat([found.pooler_output, *found.get("deepstack_features", [])], dim=1)
-    if name in OF_SOUND:
-        mel_NBF = torch.randn(2, 8, 40)
-        whole = {"input_features_mask": torch.ones(2, 40)} if name == "audioflamingo3" else {}
-        with torch.no_grad():
-            wanted = inner.multi_modal_projector(inner.audio_tower(mel_NBF, **whole).last_hidden_state)
-        return mel_NBF, wanted.flatten(0, 1)
-    if name.startswith("mistral3"):
-        pixels, sizes = torch.randn(2, 3, 70, 56), [(70, 28), (28, 56)]
-        with torch.no_grad():
-            found = inner.get_image_features(pixels, sizes).pooler_output
-        cut = [
-            p[:, :h, :w].reshape(3, h // 14, 14, w // 14, 14) for p, (h, w) in zip(pixels, sizes, strict=True)
-        ]
-        return torch.cat([p.permute(1, 3, 0, 2, 4).reshape(-1, 588) for p in cut]), torch.cat(found)
-    pixels_NCHW = torch.randn(6, 3, 56, 56)
-    with torch.no_grad():
-        if name == "llava_next":
-            # A photograph of 2 x 2 tiles and their base, and one tile alone.
-            photograph, tile = pixels_NCHW[:5], pixels_NCHW[5:]
-            found = inner.get_image_features(photograph, torch.tensor([[480, 640]])).pooler_output[0]
-            alone = inner.vision_tower(tile, output_hidden_states=True).hidden_states[-2][:, 1:]
-            alone = inner.multi_modal_projector(alone)[0]
-            return pixels_NCHW, torch.cat([found, alone, inner.image_newline[None]])
-        if name in ("idefics3", "smolvlm"):
-            return pixels_NCHW, torch.cat(inner.get_image_features(pixels_NCHW[None]).pooler_output)
-        found = inner.get_image_features(pixels_NCHW).pooler_output
-        return pixels_NCHW, torch.cat(found) if name.startswith("llava") else found.flatten(0, 1)
-
-
 @pytest.mark.parametrize("name", TINY)
 def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
     pieces, directory = tiny(tmp_path, name)
@@ -166,6 +125,11 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
             pictures = [(5, 2), (2, 4)]
             hidden = embedding(inputs, pictures)
             found = projector(stack(hidden, bounds_of(stack.rotary, pictures, hidden)), pictures)
+        elif name == "gemma4":
+            positions = positions_of(SQUARES, CPU)
+            hidden = embedding(inputs, SQUARES)
+            hidden = stack(hidden, bounds_of_squares(stack.rotary, SQUARES, positions, hidden), positions)
+            found = projector(hidden, SQUARES)
         elif name in QWEN_VL:
             patches = lay_out(PICTURES, stack.geometry, CPU)
             hidden = embedding(inputs, patches)
@@ -181,20 +145,6 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
             found = projector(stack(embedding(inputs)))
     assert found.shape == wanted.shape
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
-
-
-def masks_of_pictures(model, mask_t):
-    """What Gemma 3's whole model gives its backbone: masks in which each picture sees itself whole."""
-    from transformers.models.gemma3 import modeling_gemma3 as gemma3
-
-    return gemma3.create_masks_for_vision_model(
-        config=model.config.text_config,
-        inputs_embeds=torch.zeros(1, len(mask_t), 48),
-        attention_mask=None,
-        past_key_values=None,
-        position_ids=None,
-        block_sequence_ids=gemma3.get_block_sequence_ids_for_mask(mask_t[None].long()),
-    )
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -221,13 +171,15 @@ def test_packed_backbone_is_hugging_faces_sample_by_sample(tmp_path, name):
         rows = slice(start, start + size)
         hidden = inner(
             inputs_embeds=embedded_TD[None, rows],
-            attention_mask=masks_of_pictures(model, mask_T[rows]) if name == "gemma3" else None,
+            attention_mask=masks_of_pictures(name, model, mask_T[rows]) if name.startswith("gemma") else None,
             position_ids=positions[..., rows],
             use_cache=False,
         )
         logits.append(model.lm_head(hidden.last_hidden_state[0]))
         start += size
     logits_TV = torch.cat(logits)
+    if name == "gemma4":
+        logits_TV = 3.0 * torch.tanh(logits_TV / 3.0)
     wanted = cross_entropy(logits_TV, targets_T, reduction="sum")
 
     layers, head = taken(pieces["llm_layer"], model), taken(pieces["llm_head"], model)
@@ -293,6 +245,8 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         ("smolvlm", 2_246_784_880),
         # Embedding and head each hold the matrix that they share.
         ("gemma3", 4_300_079_472 + 262_208 * 2_560),
+        # Without 2,364 numbers that do not train.
+        ("gemma4", 31_273_088_876 - 60 - 2 * 1_152 + 262_144 * 5_376),
         ("glm4v", 10_292_777_472),
         # Without its correction biases; a layer without experts counts as one with them.
         ("glm4v_moe", 107_710_933_120 - 45 * 128 + (129 * 3 * 1_408 + 128 - 3 * 10_944) * 4_096),
@@ -319,6 +273,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "glm4v_moe": 24,
         "smolvlm": 27,
         "gemma3": 27,
+        "gemma4": 27,
         "qwen2_5_vl": 4,
         "qwen2_5_omni": 4,
         "qwen3_vl": 27,
@@ -331,6 +286,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "glm4v_moe": 46,
         "smolvlm": 24,
         "gemma3": 34,
+        "gemma4": 60,
         "qwen2_vl": 28,
         "qwen2_5_vl": 28,
         "qwen2_5_omni": 28,
@@ -342,7 +298,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     # As the data profile counts encoder tokens.
     tokens = {"internvl": 1025, "smolvlm": 729, "gemma3": 4096, **dict.fromkeys(OF_SOUND, 1500)}.get(name)
     assert pieces["encoder_layer"].segment_tokens == tokens
-    assert pieces["encoder_layer"].unit() == (tokens or 4)
+    assert pieces["encoder_layer"].unit() == (tokens or (9 if name == "gemma4" else 4))
 
 
 def test_windows_do_not_leak(tmp_path):
@@ -401,6 +357,8 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
             maps += 2 + (3 * 4 if name in WITH_EXPERTS else 0)
         # Three of the expert that all tokens read.
         maps += 9 * (name == "glm4v_moe")
+        # Where its layers see all tokens, keys are values too.
+        maps -= name == "gemma4"
         assert len(adapters) == (2 * maps if part == "llm_layer" else 0)
     base, with_adapters = pieces["llm_layer"].build(WHOLE), pieces["llm_layer"].build(lora)
     # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96; gate and up in one: 48 + 192.
@@ -412,6 +370,8 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
         # The shared expert and its gate.
         added += 3 * 3 * (3 * (48 + 40) + 49 if name in WITH_EXPERTS else 3 * 144)
     added += 3 * 3 * 3 * (48 + 32) * (name == "glm4v_moe")
+    # One layer has queries and output 48 + 64, keys 48 + 16, no values.
+    added += 3 * (2 * 112 + 64 - 2 * 96 - 2 * 72) * (name == "gemma4")
     assert sum(p.numel() for p in with_adapters.parameters()) == added + sum(
         p.numel() for p in base.parameters()
     )

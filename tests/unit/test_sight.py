@@ -3,11 +3,12 @@
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from transformers import Gemma3TextConfig
+from transformers import Gemma3TextConfig, Gemma4TextConfig
 from transformers.models.gemma3.modeling_gemma3 import (
     create_masks_for_vision_model,
     get_block_sequence_ids_for_mask,
 )
+from transformers.models.gemma4 import modeling_gemma4 as gemma4
 
 from dflop.models.sight import BLOCK, picture_places, sees, sights
 
@@ -25,9 +26,9 @@ def pack(samples):
     return torch.cat(places), torch.tensor([0, *tokens]).cumsum(0).to(torch.int32), tokens
 
 
-def seen(samples, windows=WINDOWS, has_pictures=True):
+def seen(samples, windows=WINDOWS, has_pictures=True, whole=None):
     places, bounds, tokens = pack(samples)
-    return sights(windows, places, bounds, tokens, has_pictures)
+    return sights(windows, places, bounds, tokens, has_pictures, whole)
 
 
 def hugging_face(places_t, window):
@@ -82,6 +83,35 @@ def test_blocks_are_those_of_pytorch(samples, window):
         ours, theirs = (getattr(blocks, f"{name}_indices")[0, 0] for blocks in (one.blocks, wanted))
         for row, number in enumerate(numbers):
             assert torch.equal(ours[row, :number], theirs[row, :number])
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_in_gemma_4_pictures_are_seen_whole_within_windows_alone(window):
+    places, _, tokens = pack(SMALL)
+    masks = seen(SMALL, whole=(5, 8, 130))[window].masks(torch.float32)
+    for places_t, mask in zip(places.split(tokens), masks, strict=True):
+        wanted = gemma4_sees(places_t, window)
+        assert torch.equal(wanted, torch.ones_like(wanted).tril() if mask is None else mask == 0)
+    assert window is not None or masks == [None] * len(SMALL)
+
+
+def gemma4_sees(places_t, window):
+    """[t, t] bool: what Gemma 4's model makes of `mm_token_type_ids` of one sample."""
+    count = len(places_t)
+    config = Gemma4TextConfig(
+        vocab_size=8, hidden_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+        num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], sliding_window=window or 4096,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    masks = gemma4.create_masks_for_vision_model(
+        config=config,
+        inputs_embeds=torch.zeros(1, count, 8),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=None,
+        block_sequence_ids=gemma4.get_block_sequence_ids_for_mask(places_t[None].long(), torch.device("cpu")),
+    )
+    return masks["full_attention" if window is None else "sliding_attention"][0, 0] == 0
 
 
 def states(count, heads=(4, 2, 2), size=16, dtype=torch.float32):

@@ -122,8 +122,37 @@ _GEMMA = {
     "mm_tokens_per_image": 16,
     "tie_word_embeddings": False,
 }
+_GEMMA4 = {
+    "vision_config": {
+        **_VISION,
+        "model_type": "gemma4_vision",
+        "num_hidden_layers": 2,
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "position_embedding_size": 160,
+        "standardize": True,
+    },
+    "text_config": {
+        **TEXT,
+        "model_type": "gemma4_text",
+        "head_dim": 12,
+        # The layer that sees all tokens has other heads, and its keys are values too.
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 5,
+        "use_bidirectional_attention": "vision",
+        "final_logit_softcapping": 3.0,
+    },
+    "tie_word_embeddings": False,
+}
 TINY = {
     "gemma3": _GEMMA,
+    "gemma4": _GEMMA4,
     "glm4v": _GLM,
     "glm4v_moe": _GLM_MOE,
     "glm46v": {**_GLM, "vision_config": {**_GLM["vision_config"], "attention_bias": True, "depth": 2}},
@@ -330,9 +359,10 @@ TINY = {
     },
 }
 """`config.json` by family, and by what else differs."""
-CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50}
+CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3}
 """How much larger rounding is where weights differ by it already: linear attention takes the exponent of sums of
-decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone."""
+decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone.
+Gemma 4's encoder does not scale scores down by the width of heads, and each picture has 280 patches."""
 WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
 """Those whose backbone has experts."""
 OF_SOUND = ("qwen2_audio", "audioflamingo3")

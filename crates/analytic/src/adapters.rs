@@ -33,6 +33,7 @@ fn adapted(one: Operation, rank: u64) -> Vec<Operation> {
     match one.kind {
         Kind::Norm(NormKind::Rms, width) => vec![of(Kind::Norm(NormKind::RmsFrozen, width))],
         Kind::Norm(NormKind::RmsCentred, width) => vec![of(Kind::Norm(NormKind::RmsCentredFrozen, width))],
+        Kind::Norm(NormKind::RmsWide, width) => vec![of(Kind::Norm(NormKind::RmsWideFrozen, width))],
         Kind::Product(product) => {
             let frozen = of(Kind::Product(Product { is_frozen: true, ..product }));
             if product.is_split { beside(frozen, product, rank) } else { vec![frozen] }

@@ -29,6 +29,12 @@ pub enum NormKind {
     RmsCentred,
     /// As `RmsCentred`, with a weight that is frozen.
     RmsCentredFrozen,
+    /// As `Rms`, times the weight, all of it in float32; the inverse root is written as a power.
+    RmsWide,
+    /// As `RmsWide`, with a weight that is frozen.
+    RmsWideFrozen,
+    /// As `RmsWide`, without a weight.
+    RmsUnscaled,
 }
 
 /// What stands between the two outer matrices of a layer's MLP.
@@ -94,6 +100,8 @@ pub struct Encoder {
     pub has_position_lookup: bool,
     /// Whether queries and keys go through RMS norms over the whole width.
     pub has_qk_norm: bool,
+    /// Whether each head of queries, keys and values goes through a norm, and so does what attention and MLP add (Gemma 4).
+    pub has_more_norms: bool,
     /// Whether a learnt factor scales what attention and MLP add.
     pub has_layer_scale: bool,
     /// Whether queries and keys are rotated by their position.
@@ -201,6 +209,17 @@ pub struct SlidingAttention {
     pub window: u64,
 }
 
+/// Heads of the layers with full attention, where those of layers that see a window differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FullHeads {
+    /// Heads of keys and values.
+    pub num_key_value_heads: u64,
+    /// Width of a head.
+    pub head_size: u64,
+    /// Whether values come of a product of their own; otherwise keys are values too.
+    pub has_values: bool,
+}
+
 impl Llm {
     /// Parameters of the layers that a token does not read: those of the experts beside its own.
     pub const fn num_unread_parameters(&self) -> u64 {
@@ -258,6 +277,14 @@ pub struct Llm {
     pub linear: Option<LinearAttention>,
     /// Those of its layers whose attention stays within a window; `None`: no layer's does.
     pub sliding: Option<SlidingAttention>,
+    /// Heads of the layers that see all tokens, where they are others; `None`: all layers have the same.
+    pub full_heads: Option<FullHeads>,
+    /// Whether each head of values goes through an RMS norm without a weight.
+    pub has_value_norm: bool,
+    /// Whether what a layer gives is multiplied by a number of its own that does not train.
+    pub has_layer_scalar: bool,
+    /// Whether logits are capped by a hyperbolic tangent.
+    pub has_logit_cap: bool,
     /// Whether rows of the embedding are multiplied by a constant.
     pub has_scaled_embedding: bool,
     /// Whether the first two products of the MLP are one.

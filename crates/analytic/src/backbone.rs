@@ -1,7 +1,7 @@
 //! The modules of the LLM backbone as steps.
 
 use crate::architecture::{
-    DENSE_LAYER, Experts, LINEAR_LAYER, Llm, MlpKind, NormKind, Router, SLIDING_LAYER,
+    DENSE_LAYER, Experts, FullHeads, LINEAR_LAYER, Llm, MlpKind, NormKind, Router, SLIDING_LAYER,
 };
 use crate::delta_rule::{Convolution, DeltaRule};
 use crate::modules::{Module, cut_pass, each, matrix, mlp, pass, residual, rotation};
@@ -59,25 +59,35 @@ impl Llm {
 
     fn layer_with_attention(&self, name: &'static str, count: u64, window: Option<u64>) -> Module {
         let bias = |has: bool, outputs: u64| if has { outputs } else { 0 };
-        let attention = Attention {
-            num_heads: self.num_heads,
+        let same = FullHeads {
             num_key_value_heads: self.num_key_value_heads,
             head_size: self.head_size,
+            has_values: true,
+        };
+        let heads = self.full_heads.filter(|_| window.is_none()).unwrap_or(same);
+        let attention = Attention {
+            num_heads: self.num_heads,
+            num_key_value_heads: heads.num_key_value_heads,
+            head_size: heads.head_size,
             is_causal: true,
             window,
         };
-        let (queries, keys) = (self.num_heads * self.head_size, self.num_key_value_heads * self.head_size);
+        // Heads that differ are rotated whole.
+        let rotated_size = if heads == same { self.rotated_size } else { heads.head_size };
+        let (queries, keys) = (self.num_heads * heads.head_size, heads.num_key_value_heads * heads.head_size);
         let mut kinds = vec![Kind::Norm(self.norm, self.width)];
         // The gate of what attention gives comes of the product that gives the queries.
         let gates = if self.has_output_gate { queries } else { 0 };
-        for (index, outputs) in [queries + gates, keys, keys].into_iter().enumerate() {
+        let outputs = [queries + gates, keys, keys];
+        let num_products = if heads.has_values { 3 } else { 2 };
+        for (index, outputs) in outputs.into_iter().take(num_products).enumerate() {
             let num_biases = bias(self.has_qkv_bias, outputs);
             kinds.push(matrix(self.width, outputs, num_biases, index == 0, Cut::Outputs));
         }
         let num_before = kinds.len();
-        let num_rotated = (self.num_heads + self.num_key_value_heads) * self.rotated_size;
+        let num_rotated = (self.num_heads + heads.num_key_value_heads) * rotated_size;
         kinds.push(rotation(num_rotated));
-        if self.rotated_size < self.head_size {
+        if rotated_size < heads.head_size {
             // What is rotated and what is not, side by side again.
             kinds.push(cut_pass(pass(queries + keys, 2, 2, 0, 2, 2)));
         }
@@ -91,13 +101,18 @@ impl Llm {
         operations.extend(self.after_attention());
         let mut module = self.module(name, count, Vec::new());
         module.operations = operations;
+        let of_heads = |num_heads: u64, norm: NormKind| Operation {
+            rows: Rows { factor: num_heads, ..Rows::EACH },
+            kind: Kind::Norm(norm, heads.head_size),
+        };
+        let mut norms = Vec::new();
         if self.has_head_norm {
-            let norms = [self.num_heads, self.num_key_value_heads].map(|num_heads| Operation {
-                rows: Rows { factor: num_heads, ..Rows::EACH },
-                kind: Kind::Norm(self.norm, self.head_size),
-            });
-            module.operations.splice(num_before..num_before, norms);
+            norms.extend([self.num_heads, heads.num_key_value_heads].map(|count| of_heads(count, self.norm)));
         }
+        if self.has_value_norm {
+            norms.push(of_heads(heads.num_key_value_heads, NormKind::RmsUnscaled));
+        }
+        module.operations.splice(num_before..num_before, norms);
         module
     }
 
@@ -160,6 +175,9 @@ impl Llm {
             }
         }
         operations.extend(each(after().into_iter().chain([residual(self.width)]).collect()));
+        if self.has_layer_scalar {
+            operations.extend(each(vec![pass(self.width, 2, 2, 0, 1, 1)]));
+        }
         operations
     }
 
@@ -175,7 +193,8 @@ impl Llm {
 
     pub(super) fn head(&self) -> Module {
         let logits = matrix(self.width, self.vocabulary, 0, true, Cut::Whole);
-        let kinds = vec![Kind::Norm(self.norm, self.width), logits, Kind::Loss(self.vocabulary)];
+        let loss = Kind::Loss { classes: self.vocabulary, is_capped: self.has_logit_cap };
+        let kinds = vec![Kind::Norm(self.norm, self.width), logits, loss];
         self.module("llm_head", 1, kinds)
     }
 }

@@ -268,6 +268,30 @@ pub(super) const GEMMA3_TEXT: &[(&str, u64)] = &[
     ("head_dim", 256),
     ("sliding_window", 4_096),
 ];
+/// `Gemma4TextConfig` (`models/gemma4/configuration_gemma4.py`).
+pub(super) const GEMMA4_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 262_144),
+    ("hidden_size", 2_304),
+    ("intermediate_size", 9_216),
+    ("num_hidden_layers", 30),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("head_dim", 256),
+    ("global_head_dim", 512),
+    ("sliding_window", 512),
+];
+/// `Gemma4VisionConfig`.
+pub(super) const GEMMA4_VISION: &[(&str, u64)] = &[
+    ("hidden_size", 768),
+    ("intermediate_size", 3_072),
+    ("num_hidden_layers", 16),
+    ("num_attention_heads", 12),
+    ("num_key_value_heads", 12),
+    ("head_dim", 64),
+    ("patch_size", 16),
+    ("pooling_kernel_size", 3),
+    ("position_embedding_size", 10_240),
+];
 /// `Qwen2_5OmniAudioEncoderConfig` (`models/qwen2_5_omni/configuration_qwen2_5_omni.py`).
 pub(super) const QWEN2_5_OMNI_AUDIO: &[(&str, u64)] = &[
     ("d_model", 1_280),

@@ -232,8 +232,13 @@ impl Encoder {
         if self.has_qk_norm {
             kinds.extend([Kind::Norm(NormKind::Rms, width), Kind::Norm(NormKind::Rms, width)]);
         }
+        let num_before = kinds.len();
         if self.has_rotation {
             kinds.push(rotation(2 * width));
+        }
+        if self.has_more_norms {
+            // Either half of a head is rotated by one axis; then the halves stand side by side again.
+            kinds.push(cut_pass(pass(2 * width, 2, 2, 0, 2, 2)));
         }
         kinds.push(Kind::Attention(attention));
         if self.num_kept_copies > 0 {
@@ -242,6 +247,9 @@ impl Encoder {
         let num_biases = if self.has_other_biases { width } else { 0 };
         kinds.push(matrix(width, width, num_biases, true, Cut::Inputs));
         let scale = |kinds: &mut Vec<Kind>| {
+            if self.has_more_norms {
+                kinds.push(Kind::Norm(self.norm, width));
+            }
             if self.has_layer_scale {
                 kinds.push(layer_scale(width));
             }
@@ -251,10 +259,18 @@ impl Encoder {
         kinds.push(Kind::Norm(self.norm, width));
         kinds.extend(mlp(self.mlp, width, self.mlp_width, self.has_other_biases, self.num_kept_activations));
         scale(&mut kinds);
+        let mut operations = each(kinds);
+        if self.has_more_norms {
+            let norms = [self.norm, self.norm, NormKind::RmsUnscaled].map(|norm| Operation {
+                rows: Rows { factor: self.num_heads, ..Rows::EACH },
+                kind: Kind::Norm(norm, width / self.num_heads),
+            });
+            operations.splice(num_before..num_before, norms);
+        }
         Module {
             name: if is_window { ModelProfile::WINDOW_LAYER } else { "encoder_layer" },
             count: if is_window { self.num_window_layers } else { self.num_layers - self.num_window_layers },
-            operations: each(kinds),
+            operations,
             num_table_parameters: if self.has_layer_scale { 2 * width } else { 0 },
             has_input_gradient: true,
             ends_with_lookup: false,

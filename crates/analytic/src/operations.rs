@@ -129,8 +129,13 @@ pub enum Kind {
         /// Columns.
         width: u64,
     },
-    /// Cross entropy over this many classes, in float32.
-    Loss(u64),
+    /// Cross entropy in float32.
+    Loss {
+        /// Over so many classes.
+        classes: u64,
+        /// Whether their logits are capped by a hyperbolic tangent first.
+        is_capped: bool,
+    },
     /// The same over a rank's part of the classes, as Megatron has it: in place on one float32 copy of the logits.
     LossInPlace(u64),
 }
@@ -193,18 +198,19 @@ impl Operation {
             Kind::Product(product) => {
                 product.num_experts * product.inputs * product.outputs + product.num_biases
             }
-            Kind::Norm(NormKind::Layer, width) => 2 * width,
-            Kind::Norm(_, width) => width,
-            Kind::Lookup { rows, width } => rows * width,
-            Kind::Convolution(convolution) => convolution.width * convolution.kernel,
-            Kind::Attention(_)
+            Kind::Norm(NormKind::RmsUnscaled, _)
+            | Kind::Attention(_)
             | Kind::Scores(_)
             | Kind::Reduce { .. }
             | Kind::Routing { .. }
             | Kind::DeltaRule(_)
             | Kind::Pass(_)
-            | Kind::Loss(_)
+            | Kind::Loss { .. }
             | Kind::LossInPlace(_) => 0,
+            Kind::Norm(NormKind::Layer, width) => 2 * width,
+            Kind::Norm(_, width) => width,
+            Kind::Lookup { rows, width } => rows * width,
+            Kind::Convolution(convolution) => convolution.width * convolution.kernel,
         }
     }
 
@@ -258,14 +264,17 @@ impl Operation {
                     if phase == Phase::Weight { u128::from(table * width) * summed_bytes(size) } else { 0 };
                 Work { flops: 0, bytes: moved + summed, kernels: 3 }
             }
-            Kind::Loss(classes) => {
-                // Logits to float32, their logarithmic softmax, its sum; back through both.
+            Kind::Loss { classes, is_capped } => {
+                // Logits to float32, their logarithmic softmax, its sum; back through both. A cap divides, takes the tangent
+                // and multiplies; back it reads the tangent again.
+                let capped = u64::from(is_capped);
                 let moved = match phase {
-                    Phase::Forward => size + 4 + 8,
-                    Phase::Input => 12 + 4 + size,
+                    Phase::Forward => size + 4 + 8 + capped * 24,
+                    Phase::Input => 12 + 4 + size + capped * 28,
                     Phase::Weight => 0,
                 };
-                Work { flops: 0, bytes: u128::from(rows * moved) * u128::from(classes), kernels: 3 }
+                let kernels = 3 + 3 * capped;
+                Work { flops: 0, bytes: u128::from(rows * moved) * u128::from(classes), kernels }
             }
             Kind::LossInPlace(classes) => {
                 // Logits to float32 (read, written), the largest (read), exponents of the differences with their sum, their
@@ -305,6 +314,9 @@ impl Operation {
             Kind::Norm(NormKind::RmsFrozen | NormKind::RmsCentredFrozen, width) => width * 4 + 4,
             // The result before the weight is in float32 too.
             Kind::Norm(NormKind::RmsCentred, width) => width * 8 + 4,
+            // Of each row its mean square too, whose power is taken.
+            Kind::Norm(NormKind::RmsWide, width) => width * 8 + 8,
+            Kind::Norm(NormKind::RmsWideFrozen | NormKind::RmsUnscaled, width) => width * 4 + 8,
             // Queries, keys, values, the logarithm of each row's sum; the result is kept by the product that reads it.
             Kind::Attention(attention) => attention.qkv_width() * size + 4 * attention.num_heads,
             // In float32 what the softmax gave, its largest and their sum; their shares in the dtype, sorted by expert.
@@ -320,7 +332,8 @@ impl Operation {
             Kind::Convolution(convolution) => 2 * convolution.width * size,
             Kind::DeltaRule(rule) => rule.kept_bytes(size),
             Kind::Pass(pass) => pass.width * (pass.kept * size + pass.kept_float32 * 4),
-            Kind::Loss(classes) | Kind::LossInPlace(classes) => 4 * classes,
+            Kind::Loss { classes, is_capped } => 4 * classes * (1 + u64::from(is_capped)),
+            Kind::LossInPlace(classes) => 4 * classes,
         }
     }
 
@@ -373,7 +386,7 @@ impl Operation {
             Kind::DeltaRule(rule) => rows * rule.state_width() * size,
             Kind::Pass(pass) => rows * pass.width * ((pass.kept + 1) * size + pass.kept_float32 * 4),
             Kind::Lookup { rows: table, width } => (table + 2 * rows) * width * size,
-            Kind::Loss(classes) => rows * classes * (size + 8),
+            Kind::Loss { classes, .. } => rows * classes * (size + 8),
             // The logits themselves; on the way back their gradient.
             Kind::LossInPlace(classes) => rows * classes * size,
         }

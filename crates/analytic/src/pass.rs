@@ -40,14 +40,16 @@ impl Pass {
 /// Layer norm: read and write; backward reads input and gradient, writes one, and reads both again for the weight. RMS
 /// norm as Hugging Face writes it: to float32, square, mean, sum, inverse root, product, back, weight: counted from
 /// bfloat16, where a float32 value is two moves (`2+4 + 8 + 4 + 8 + 6 + 4 = 36` bytes, 18 moves). Of the backward four moves
-/// are the gradient of the weight: a product, and its sum over the rows. A centred one stays in float32 for its weight.
+/// are the gradient of the weight: a product, and its sum over the rows. A centred or wide one stays in float32 for its weight; of
+/// one without a weight, that product is left out.
 pub(super) const fn norm_pass(kind: NormKind, width: u64) -> Pass {
     let (forward_moves, backward_moves, forward_kernels, backward_kernels) = match kind {
         NormKind::Layer | NormKind::RmsFused => (2, 5, 1, 3),
         NormKind::Rms => (18, 30, 8, 12),
         NormKind::RmsFrozen => (18, 26, 8, 10),
-        NormKind::RmsCentred => (20, 36, 9, 13),
-        NormKind::RmsCentredFrozen => (20, 32, 9, 11),
+        NormKind::RmsCentred | NormKind::RmsWide => (20, 36, 9, 13),
+        NormKind::RmsCentredFrozen | NormKind::RmsWideFrozen => (20, 32, 9, 11),
+        NormKind::RmsUnscaled => (16, 28, 7, 9),
     };
     Pass {
         width,

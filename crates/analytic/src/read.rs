@@ -10,6 +10,7 @@ use crate::fields::Section;
 use serde_json::Value;
 
 mod gemma3;
+mod gemma4;
 mod glm4v;
 mod idefics3;
 mod mistral3;
@@ -20,8 +21,9 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 21] = [
+pub const FAMILIES: [&str; 22] = [
     "gemma3",
+    "gemma4",
     "glm4v",
     "glm4v_moe",
     "glm46v",
@@ -60,6 +62,7 @@ impl Architecture {
             "llava_onevision" => llava(config, "llava_onevision"),
             "llava" | "llava_next" => llava(config, found),
             "gemma3" => gemma3::read(config),
+            "gemma4" => gemma4::read(config),
             "glm4v" | "glm4v_moe" | "glm46v" => glm4v::read(config, found),
             "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
@@ -153,6 +156,10 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
         has_output_gate: false,
         linear: None,
         sliding: None,
+        full_heads: None,
+        has_value_norm: false,
+        has_layer_scalar: false,
+        has_logit_cap: false,
         has_scaled_embedding: false,
         has_one_gate_product: false,
         has_norm_after: false,
@@ -217,6 +224,7 @@ fn tiles(vision: &Section, num_class_tokens: u64, has_patch_bias: bool) -> Resul
         num_kept_copies: 0,
         has_position_lookup: true,
         has_qk_norm: false,
+        has_more_norms: false,
         has_layer_scale: false,
         has_rotation: false,
         patches: Patches::Pixels {
@@ -399,6 +407,7 @@ fn qwen_vl(
         num_kept_copies: 2,
         has_position_lookup: false,
         has_qk_norm: false,
+        has_more_norms: false,
         has_layer_scale: false,
         has_rotation: true,
         patches: Patches::Pixels { values, has_bias: false },

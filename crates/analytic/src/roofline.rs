@@ -194,7 +194,7 @@ impl Roofline<'_> {
         let at_once = |o: &Operation| if is_norm(o) { segments } else { &held };
         let widest = operations.iter().map(|o| o.workspace_bytes(at_once(o), self.size)).max().unwrap_or(0);
         let kept = |o: &&Operation| {
-            o.kept_bytes(if matches!(o.kind, Kind::Loss(_)) { &held } else { segments }, self.size)
+            o.kept_bytes(if matches!(o.kind, Kind::Loss { .. }) { &held } else { segments }, self.size)
         };
         MeasuredPoint {
             size: segments.iter().sum(),
@@ -377,8 +377,9 @@ const LOGITS_BYTES_MAX: u64 = 1 << 30;
 
 /// The rows whose logits are in memory at a time; all `segments` where there is no loss.
 fn logits_at_once(operations: &[&Operation], segments: &[u64]) -> Vec<u64> {
-    let classes =
-        operations.iter().find_map(|o| if let Kind::Loss(classes) = o.kind { Some(classes) } else { None });
+    let classes = operations
+        .iter()
+        .find_map(|o| if let Kind::Loss { classes, .. } = o.kind { Some(classes) } else { None });
     match classes {
         Some(classes) => {
             vec![segments.iter().sum::<u64>().min((LOGITS_BYTES_MAX / (4 * classes.max(1))).max(1))]

@@ -14,7 +14,7 @@ from torch import nn
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.decoding import Job, decode
 from dflop.data.shares import share_of
-from dflop.models import load_adapter
+from dflop.models import layer_kinds, load_adapter
 from dflop.models.adapter import EncoderInput
 from dflop.models.errors import hinted, profile_error
 from dflop.models.load import Weights
@@ -178,6 +178,10 @@ def first_layers(model_dir: Path, num_layers: int | None) -> Iterator[Path]:
         text["layer_types"] = [*kinds[:num]]
         if missing := [kind for kind in dict.fromkeys(kinds) if kind not in text["layer_types"]]:
             text["layer_types"][-1] = missing[-1]
+        if own := text.get("per_layer_config"):
+            # As transformers saves Gemma 4: heads of each layer that sees all tokens, which are alike.
+            full = [n for n, kind in enumerate(text["layer_types"]) if kind == layer_kinds.FULL]
+            text["per_layer_config"] = {str(n): next(iter(own.values())) for n in full}
     if (first := getattr(whole.config.text_config, "first_k_dense_replace", None)) is not None:
         # As many without experts as of the model, but not all where it has some with them.
         text["first_k_dense_replace"] = first if first >= whole.num_llm_layers else min(first, num - 1)

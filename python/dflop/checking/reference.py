@@ -97,7 +97,7 @@ def arguments_of(adapter: Any, sample: Sample, media: Sequence[Medium]) -> dict[
         arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
     if "mm_token_type_ids" in arguments:
         # 1 where an image's features go, 2 where a video's do. GLM writes videos with the token of images.
-        has_videos = "video_grid_thw" in arguments
+        has_videos = "video_grid_thw" in arguments or "pixel_values_videos" in arguments
         kinds = [1 + (m.kind == "video" and has_videos) for m in media]
         counts = torch.tensor([grid.num_features for grid in sample.media])
         types_T = torch.zeros_like(sample.input_ids_T)
@@ -154,6 +154,23 @@ def _gemma3(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     # Its file leaves out what only crops need.
     found = adapter.processor(_images(media), return_tensors="pt")
     return {"pixel_values": found["pixel_values"]}
+
+
+def _gemma4(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    from transformers import Gemma4VideoProcessor
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    # Tells its model which tokens see the rest of their picture.
+    found: dict[str, Any] = {"mm_token_type_ids": None}
+    if images := _images(media):
+        made = Gemma4ImageProcessorPil(**_fields(adapter))(images, return_tensors="pt")
+        found.update({name: made[name] for name in ("pixel_values", "image_position_ids")})
+    if videos := _videos(media):
+        processor = Gemma4VideoProcessor(**_fields(adapter, "video_processor"))
+        made = processor(videos, return_tensors="pt", do_sample_frames=False)
+        found.update({name: made[name] for name in ("pixel_values_videos", "video_position_ids")})
+        found["num_frames_per_video"] = torch.as_tensor(made["num_frames_per_video"])
+    return found
 
 
 def _idefics3(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
@@ -306,6 +323,7 @@ def _audioflamingo3(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
 _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "audioflamingo3": _audioflamingo3,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "glm46v": _glm4v,
     "glm4v": _glm4v,
     "glm4v_moe": _glm4v,

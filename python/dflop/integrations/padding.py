@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflop.models.backbone import TEXT_MODELS
 from dflop.models.delta_rule import LINEAR, RULE, keep_samples_apart, linear_layers
-from dflop.models.layer_kinds import WITH_WINDOWS, kinds_of_layers, window_of
+from dflop.models.layer_kinds import WITH_HEADS_OF_KINDS, WITH_WINDOWS, kinds_of_layers, window_of
 from dflop.models.packing import packed_attention
 from dflop.models.sight import sights
 
@@ -344,6 +344,8 @@ def _reason_against(decoder: Any, config: Any) -> str | None:
     others = sorted(set(getattr(config, "layer_types", None) or ()) - known)
     if others:
         return f"it has layers of kind `{others[0]}`, must be of {sorted(known)}"
+    if config.model_type in WITH_HEADS_OF_KINDS:
+        return "how its layers see pictures is not known here"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "its attention has soft caps (`attn_logit_softcapping`)"
     if any(name.endswith("sinks") for name, _ in decoder.named_parameters()):

@@ -27,7 +27,15 @@ _BASE = ".base_layer"
 _ADAPTER = ".default"
 """The name that peft gives to the only adapter of a model, in names of parameters; its files leave it out."""
 _MERGERS = "deepstack_merger_list"
-_PROJECTORS = ("multi_modal_projector", "connector", "merger", "downsample", "audio_tower.proj", _MERGERS)
+_PROJECTORS = (
+    "multi_modal_projector",
+    "embed_vision",
+    "connector",
+    "merger",
+    "downsample",
+    "audio_tower.proj",
+    _MERGERS,
+)
 
 
 def is_adapter(name: str) -> bool:

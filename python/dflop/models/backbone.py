@@ -20,8 +20,17 @@ from torch import nn
 
 from dflop.models.delta_rule import layer_period, linear_layers
 from dflop.models.experts import WITH_EXPERTS, expert_rules, experts_field, has_experts, num_experts
-from dflop.models.layer_kinds import WITH_WINDOWS, kinds_of_layers, window_of, window_rules
-from dflop.models.loss import cross_entropy_rows
+from dflop.models.layer_kinds import (
+    FULL,
+    WITH_HEADS_OF_KINDS,
+    WITH_WINDOWS,
+    heads_of,
+    kinds_of_layers,
+    sees_pictures_whole,
+    window_of,
+    window_rules,
+)
+from dflop.models.loss import cap_logits, capped, cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
 from dflop.models.sequence import all_rows, own_rows
 from dflop.models.sight import sights
@@ -30,6 +39,8 @@ from dflop.models.towers import backbone_name, backbone_of
 from dflop.models.vocabulary import cut_vocabulary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dflop.models.adapter import LlmInput
     from dflop.models.sums import Sums
     from dflop.models.tensor import TensorRank
@@ -96,11 +107,12 @@ def norms_of_heads(text: Any) -> tuple[str, ...]:
     return ("self_attn.q_norm", "self_attn.k_norm") if has_them else ()
 
 
-def layer_plan(text: Any) -> LayerPlan:
+def layer_plan(text: Any, kind: str | None = None) -> LayerPlan:
     """How tensor parallelism cuts a decoder layer.
 
     Args:
         text: configuration of the backbone.
+        kind: of the layer, where each kind has heads of its own.
 
     Returns:
         The plan. One for layers with experts or linear attention refuses every degree but 1, with an error
@@ -114,7 +126,8 @@ def layer_plan(text: Any) -> LayerPlan:
         uncut = Uncut("mlp.experts", f"text_config.{experts_field(text)}", num_experts(text))
         return LayerPlan(cuts=(uncut,), entries=())
     heads = ("text_config.num_attention_heads", text.num_attention_heads)
-    few = ("text_config.num_key_value_heads", text.num_key_value_heads)
+    has_own = text.model_type in WITH_HEADS_OF_KINDS and kind == FULL and text.attention_k_eq_v
+    few = (f"text_config.num_{'global_' if has_own else ''}key_value_heads", heads_of(text, kind)[0])
     width = ("text_config.intermediate_size", text.intermediate_size)
     has_after = text.model_type in WITH_NORMS_AFTER
     # One map for both is cut in each of its halves.
@@ -127,7 +140,8 @@ def layer_plan(text: Any) -> LayerPlan:
         cuts=(
             Cut("self_attn.q_proj", *heads),
             Cut("self_attn.k_proj", *few, may_repeat=True),
-            Cut("self_attn.v_proj", *few, may_repeat=True),
+            # Where keys are values too, there is no map for values.
+            *(() if has_own else (Cut("self_attn.v_proj", *few, may_repeat=True),)),
             Cut("self_attn.o_proj", *heads, by_input=True),
             *(Cut(f"mlp.{name}", *width, num_blocks=blocks) for name, blocks in first),
             Cut("mlp.down_proj", *width, by_input=True),
@@ -184,24 +198,27 @@ class LlmStage(nn.Module):
         self.kinds: list[str | None] = [None if kinds is None else kinds[index] for index in layers]
         """Of its layers in order, where there are several kinds."""
         self.windows = {kind: window_of(source.config, kind) for kind in self.kinds if kind is not None}
+        self.whole_in = {w for kind, w in self.windows.items() if sees_pictures_whole(source.config, kind)}
+        """Windows of those of its layers that see pictures whole."""
         if layers:
             stage.rotary_emb = source.rotary_emb
         if self.is_last:
             stage.norm = source.norm
             self.lm_head = cast("Any", whole).lm_head
+            cap_logits(self.lm_head, getattr(source.config, "final_logit_softcapping", None))
 
-    def cut(self, plan: LayerPlan, tensor: TensorRank) -> None:
+    def cut(self, plan_of: Callable[[str | None], LayerPlan], tensor: TensorRank) -> None:
         """Reduces its layers, and its embedding and head if it has them, to the part of one rank.
 
         Args:
-            plan: how a layer is cut.
+            plan_of: how a layer of a kind is cut.
             tensor: whose part.
 
         Raises:
             ProfileError: heads, widths or the vocabulary cannot be dealt out; the message names the field.
         """
-        for layer in self.layers_in_order():
-            cut_layer(layer, plan, tensor.degree, tensor.rank)
+        for kind, layer in zip(self.kinds, self.layers_in_order(), strict=True):
+            cut_layer(layer, plan_of(kind), tensor.degree, tensor.rank)
         stage = backbone_of(self)
         ends = [stage.embed_tokens] if hasattr(stage, "embed_tokens") else []
         ends += [self.lm_head] if self.is_last else []
@@ -294,6 +311,7 @@ class LlmStage(nn.Module):
             batch.cu_seqlens,
             batch.segment_tokens,
             has_pictures=batch.num_features > 0,
+            whole=self.whole_in,
         )
 
     def outgoing_width(self, incoming_width: int) -> int:
@@ -338,7 +356,7 @@ class LlmStage(nn.Module):
             logits_KV [K, V] and targets_K [K] of the K positions with a target, in order.
         """
         normed_KD, targets_K = self.normed(batch, hidden_TD)
-        return self.lm_head(normed_KD), targets_K
+        return capped(self.lm_head, self.lm_head(normed_KD)), targets_K
 
     def normed(self, batch: LlmInput, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the head reads, where there is a target.

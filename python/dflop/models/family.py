@@ -16,6 +16,7 @@ import torch
 from dflop.models.adapter import AttentionShape
 from dflop.models.backbone import LlmStage, backbone_rules, layer_plan
 from dflop.models.encoder import Encoder, EncoderRun, cut_to, numbered
+from dflop.models.layer_kinds import heads_of
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
 from dflop.models.rules import check_rules, trained_part
@@ -77,8 +78,7 @@ class FamilyAdapter(ABC):
         self.num_llm_layers: int = text.num_hidden_layers
         self.hidden_size: int = text.hidden_size
         self.vocab_size: int = text.vocab_size
-        head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        self.attention = AttentionShape(text.num_attention_heads, text.num_key_value_heads, head_size)
+        self.attention = AttentionShape(text.num_attention_heads, *heads_of(text))
 
     @abstractmethod
     def rules(self) -> list[Rule]:
@@ -197,9 +197,16 @@ class FamilyAdapter(ABC):
         del layer
         return self.encoder_plan()
 
-    def llm_plan(self) -> LayerPlan:
-        """How tensor parallelism cuts a layer of the backbone."""
-        return layer_plan(self.text)
+    def llm_plan(self, kind: str | None = None) -> LayerPlan:
+        """How tensor parallelism cuts a layer of the backbone.
+
+        Args:
+            kind: of the layer, where there are several.
+
+        Returns:
+            The plan.
+        """
+        return layer_plan(self.text, kind)
 
     def cut_rules(self) -> list[Rule]:
         """What else the configuration must be so that tensor parallelism can cut the encoder's layers."""
@@ -374,7 +381,7 @@ class FamilyAdapter(ABC):
         # A run of 0 layers has only that end of the backbone at which it stands.
         stage = LlmStage(whole, range(first_layer, last), first_layer == 0, last == self.num_llm_layers)
         if tensor.degree > 1:
-            stage.cut(self.llm_plan(), tensor)
+            stage.cut(self.llm_plan, tensor)
         materialise(stage, device, dtype, seed, self.std, self.fill)
         return stage
 

@@ -1,4 +1,4 @@
-"""Kinds of layers of a backbone of which most see a window (Gemma 3): which there are, what they must be."""
+"""Kinds of layers of a backbone of which most see a window (Gemma 3 and 4), and what they must be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dflop.models.rules import Rule, rope_rule
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """Kinds of layers in `layer_types`."""
-WITH_WINDOWS = ("gemma3_text",)
+WITH_HEADS_OF_KINDS = ("gemma4_text",)
+"""`model_type` of the backbones of which each kind of layers has heads of its own."""
+WITH_WINDOWS = ("gemma3_text", *WITH_HEADS_OF_KINDS)
 """`model_type` of the backbones of which some layers see a window, and whose pictures are seen whole."""
 # The profiler runs so many layers at once, at most.
 _RUN_MAX = 8
@@ -41,6 +43,39 @@ def window_of(text: Any, kind: str) -> int | None:
     return text.sliding_window if kind == SLIDING else None
 
 
+def sees_pictures_whole(text: Any, kind: str) -> bool:
+    """Whether the tokens of a picture see those of it that are behind them.
+
+    Args:
+        text: configuration of the backbone, of `WITH_WINDOWS`.
+        kind: of the layer.
+
+    Returns:
+        True for all layers of Gemma 3, and for those of Gemma 4 that see a window, where it is configured so.
+    """
+    if text.model_type not in WITH_HEADS_OF_KINDS:
+        return True
+    return kind == SLIDING and text.use_bidirectional_attention == "vision"
+
+
+def heads_of(text: Any, kind: str | None = None) -> tuple[int, int]:
+    """Heads of keys and values, and the width of a head.
+
+    Args:
+        text: configuration of the backbone.
+        kind: of the layer; None: where all layers have the same heads, or else of the first.
+
+    Returns:
+        Both.
+    """
+    if text.model_type in WITH_HEADS_OF_KINDS:
+        layer = 0 if kind is None else text.layer_types.index(kind)
+        own = text.per_layer_config[layer]
+        return own.num_key_value_heads, own.head_dim
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return text.num_key_value_heads, head_size
+
+
 def run_like_all(text: Any) -> int:
     """How many of the first layers stand for all, because of both kinds they have nearly the share of all.
 
@@ -68,8 +103,6 @@ def window_rules(text: Any) -> list[Rule]:
         Rules for `check_rules`.
     """
     kinds, window = list(text.layer_types[: text.num_hidden_layers]), text.sliding_window
-    caps = ("attn_logit_softcapping", "final_logit_softcapping")
-    both = text.use_bidirectional_attention
     return [
         Rule(
             "text_config.layer_types",
@@ -83,9 +116,50 @@ def window_rules(text: Any) -> list[Rule]:
             SLIDING not in kinds or (isinstance(window, int) and window > 0),
             "a number of tokens, as some layers see a window",
         ),
+        *(_rules_of_gemma4(text) if text.model_type in WITH_HEADS_OF_KINDS else _rules_of_gemma3(text)),
+        *(rope_rule(text, kind) for kind in (SLIDING, FULL)),
+    ]
+
+
+def _rules_of_gemma3(text: Any) -> list[Rule]:
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    both = text.use_bidirectional_attention
+    return [
         Rule(
             "text_config.use_bidirectional_attention", both, not both, "false: text is seen from before alone"
         ),
         *(Rule(f"text_config.{cap}", getattr(text, cap), getattr(text, cap) is None, "null") for cap in caps),
-        *(rope_rule(text, kind) for kind in (SLIDING, FULL)),
+    ]
+
+
+def _rules_of_gemma4(text: Any) -> list[Rule]:
+    """What tells the dense model, which is trained, from the small ones and the one with experts."""
+    both, width = text.use_bidirectional_attention, text.hidden_size_per_layer_input
+    shared, cap = text.num_kv_shared_layers, text.final_logit_softcapping
+    return [
+        Rule(
+            "text_config.use_bidirectional_attention",
+            both,
+            both in (None, "vision"),
+            "null or `vision`: text is seen from before alone",
+        ),
+        Rule(
+            "text_config.hidden_size_per_layer_input",
+            width,
+            not width,
+            "0: models with embeddings for single layers (E2B, E4B) are not trained",
+        ),
+        Rule(
+            "text_config.num_kv_shared_layers",
+            shared,
+            shared == 0,
+            "0: models whose layers read keys and values of others (E2B, E4B) are not trained",
+        ),
+        Rule(
+            "text_config.enable_moe_block",
+            text.enable_moe_block,
+            not text.enable_moe_block,
+            "false: the model with experts (26B-A4B) is not trained",
+        ),
+        Rule("text_config.final_logit_softcapping", cap, cap is None or cap > 0, "null, or above 0"),
     ]

@@ -12,7 +12,7 @@ holds a gradient as large as the head, from the forward to the backward.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,31 @@ if TYPE_CHECKING:
 LOGITS_BYTES_MAX = {"cpu": 256 << 20, "cuda": 1 << 30}
 """Bytes of the float32 logits of a chunk, by device. On a GPU 1,765 rows of the largest usual vocabulary:
 each chunk adds a gradient as large as the head, which takes 3 ms for 545 million parameters on an H100."""
+
+
+def cap_logits(head: nn.Module, cap: float | None) -> None:
+    """Makes the loss cap the logits of a head, as Gemma 4 does.
+
+    Args:
+        head: changed in place.
+        cap: no logit is above it: `cap * tanh(logit / cap)`; None: they stay as they are.
+    """
+    cast("Any", head).logit_cap = cap
+
+
+def capped(head: nn.Module, logits: torch.Tensor) -> torch.Tensor:
+    """Logits in float32 as the loss takes them.
+
+    Args:
+        head: that made them.
+        logits: of any dtype.
+
+    Returns:
+        As many, capped where `cap_logits` says so.
+    """
+    cap: float | None = getattr(head, "logit_cap", None)
+    wide = logits.float()
+    return wide if cap is None else cap * torch.tanh(wide / cap)
 
 
 def summed_cross_entropy(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
@@ -65,8 +90,8 @@ def cross_entropy_rows(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torc
 
     def of_logits(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if sums is not None:
-            return cross_entropy_cut(logits.float(), targets, head, sums)
-        return F.cross_entropy(logits.float(), targets, reduction="none")
+            return cross_entropy_cut(capped(head, logits), targets, head, sums)
+        return F.cross_entropy(capped(head, logits), targets, reduction="none")
 
     vocab_size = int(head.weight.shape[0])  # pyright: ignore[reportIndexIssue, reportArgumentType, reportOptionalSubscript]
     chunk_bytes = LOGITS_BYTES_MAX["cuda" if hidden_KD.is_cuda else "cpu"]

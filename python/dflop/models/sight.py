@@ -1,10 +1,11 @@
-"""Who sees whom in a backbone of which most layers see a window, and that sees pictures whole (Gemma 3).
+"""Who sees whom in a backbone of which most layers see a window, and that sees pictures whole (Gemma).
 
     places of features, samples --> first_T, last_T: a token sees those from `first` to `last`
 
 A token sees its own sample up to itself, itself included; in a layer with a window of W tokens the last W of
-these. A token of a picture also sees the rest of its picture, in both kinds of layers. A picture is an
-unbroken run of places of features within a sample, as in Hugging Face's model.
+these. A token of a picture also sees the rest of its picture, in both kinds of layers, or in those with a
+window alone (Gemma 4). A picture is an unbroken run of places of features within a sample, as in Hugging
+Face's models.
 
 Shape letters: see `models/packing.py`.
 """
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from dflop.models import packing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
 BLOCK = 128
 """Tokens of a block, of which a kernel leaves out those that nobody sees."""
@@ -44,6 +45,7 @@ class Sight:
         self.window = window if window is not None and window < max(self.segment_tokens, default=0) else None
         """Tokens that one sees at most of those up to itself; None where no sample has more."""
         self.has_pictures = has_pictures
+        """Whether a token may see one behind it."""
         self._masks: dict[torch.dtype, list[torch.Tensor | None]] = {}
 
     def masks(self, dtype: torch.dtype) -> list[torch.Tensor | None]:
@@ -195,6 +197,7 @@ def sights(
     cu_seqlens: torch.Tensor,
     segment_tokens: Sequence[int],
     has_pictures: bool,
+    whole: Container[int | None] | None = None,
 ) -> dict[int | None, Sight]:
     """What each kind of layers sees.
 
@@ -204,6 +207,7 @@ def sights(
         cu_seqlens: [M + 1] int32.
         segment_tokens: its differences, so that nothing is read from the device.
         has_pictures: whether there is a feature, likewise.
+        whole: windows of the layers that see pictures whole; None: all of them do.
 
     Returns:
         By window.
@@ -212,16 +216,18 @@ def sights(
     token_T = torch.arange(count, device=device)
     bounds = cu_seqlens.to(torch.int64)
     begin_T = torch.repeat_interleave(bounds[:-1], bounds.diff(), output_size=count)
-    last_T = token_T
+    ahead_T = token_T
     if has_pictures:
         # A token that another of its picture follows sees as far as that one.
         is_followed_T = feature_mask_T[:-1] & feature_mask_T[1:] & (begin_T[:-1] == begin_T[1:])
         ends_T = token_T.masked_fill(F.pad(is_followed_T, (0, 1)), count)
-        last_T = ends_T.flip(0).cummin(0).values.flip(0)
+        ahead_T = ends_T.flip(0).cummin(0).values.flip(0)
     found: dict[int | None, Sight] = {}
     for window in set(windows):
         first_T = begin_T if window is None else torch.maximum(begin_T, token_T - window + 1)
-        found[window] = Sight(first_T, last_T, cu_seqlens, segment_tokens, window, has_pictures)
+        looks_ahead = has_pictures and (whole is None or window in whole)
+        last_T = ahead_T if looks_ahead else token_T
+        found[window] = Sight(first_T, last_T, cu_seqlens, segment_tokens, window, looks_ahead)
     return found
 
 

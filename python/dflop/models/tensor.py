@@ -161,6 +161,8 @@ class LayerPlan:
     between: tuple[str, ...] = ()
     """Modules between the cut maps (norms), if each rank has only a part of the rows there (sequence
     parallelism). Then each rank has a summand of their gradients. Empty: all ranks have all rows."""
+    partial: tuple[str, ...] = ()
+    """Modules that run on a rank's own heads alone, so that each rank has a summand of their gradients."""
 
 
 def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tuple[int, int]:
@@ -229,7 +231,7 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
     for path, attribute in plan.counts:
         module = layer.get_submodule(path)
         setattr(module, attribute, getattr(module, attribute) // degree)
-    for path in plan.between:
+    for path in (*plan.between, *plan.partial):
         module = cast("Any", layer.get_submodule(path))
         # Noted as a slice of everything: a part that all ranks hold, so that its gradients are summed.
         module.tensor_slices = {

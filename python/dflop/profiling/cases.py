@@ -295,26 +295,29 @@ def _attention_of_windows(name: str, kind: AttentionKind, size: int, settings: P
     """
     copies = attention_copies(size, kind, settings)
     segments, device = [size] * copies, settings.device
-    heads = (kind.num_heads, kind.num_key_value_heads, kind.num_key_value_heads)
+    same = (kind.num_key_value_heads, kind.head_size)
+    layers = list(zip(kind.windows, kind.heads_of_layers or [same] * len(kind.windows), strict=True))
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, settings.dtype)
 
     inputs = [
-        [random(1, size * copies, count, kind.head_size).transpose(1, 2).requires_grad_() for count in heads]
-        for _ in kind.windows
+        [
+            random(1, size * copies, count, head_size).transpose(1, 2).requires_grad_()
+            for count in (kind.num_heads, few, few)
+        ]
+        for _, (few, head_size) in layers
     ]
-    gradients = [random(1, size * copies, kind.num_heads, kind.head_size) for _ in kind.windows]
+    gradients = [random(1, size * copies, kind.num_heads, head_size) for _, (_, head_size) in layers]
     bounds = torch.arange(0, (copies + 1) * size, size, dtype=torch.int32, device=device)
     places_T = picture_places(segments, kind.picture_tokens, device)
-    seen = sights(kind.windows, places_T, bounds, segments, kind.picture_tokens is not None)
-    scaling = kind.head_size**-0.5
+    seen = sights(kind.windows, places_T, bounds, segments, kind.picture_tokens is not None, kind.whole)
 
     def forward() -> list[torch.Tensor]:
         return [
-            seen[window].attend(query, key, value, scaling)
-            for window, (query, key, value) in zip(kind.windows, inputs, strict=True)
+            seen[window].attend(query, key, value, head_size**-0.5)
+            for (window, (_, head_size)), (query, key, value) in zip(layers, inputs, strict=True)
         ]
 
     def backward(outputs: list[torch.Tensor]) -> None:

@@ -57,6 +57,10 @@ class AttentionKind:
     """Of the layers that are run at once the window of each, where some see a window; None: all tokens."""
     picture_tokens: int | None = None
     """Features of a picture, where it is seen whole; only with `windows`."""
+    whole: tuple[int | None, ...] | None = None
+    """Windows of the layers that see pictures whole; None: all. Only with `windows`."""
+    heads_of_layers: tuple[tuple[int, int], ...] = ()
+    """Of each of `windows` heads of keys and values and width of a head, where these differ."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         num_kept_copies: 0,
         has_position_lookup: false,
         has_qk_norm: false,
+        has_more_norms: false,
         has_layer_scale: false,
         has_rotation: true,
         patches: Patches::Pixels { values: vision.count("num_channels")? * side * side, has_bias: false },

@@ -76,6 +76,7 @@ fn sounds(audio: &Section, llm_width: u64) -> Result<(Encoder, Projector), Analy
         num_kept_copies: 0,
         has_position_lookup: false,
         has_qk_norm: false,
+        has_more_norms: false,
         has_layer_scale: false,
         has_rotation: false,
         patches: Patches::Sound { mel_bins: audio.count("num_mel_bins")? },

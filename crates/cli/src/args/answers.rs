@@ -318,8 +318,9 @@ pub(crate) struct Probe {
     /// Also print the shape that the file has for the model in this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
-    /// Also print the shape that the file has for a model family with its default settings: glm4v, glm4v_moe,
-    /// glm46v, llava_onevision, mistral3, qwen2_vl or qwen2_5_vl (other families have no default settings: use --model)
+    /// Also print the shape that the file has for a model family with its default settings: gemma4, glm4v,
+    /// glm4v_moe, glm46v, llava_onevision, mistral3, qwen2_vl or qwen2_5_vl (other families have no default
+    /// settings: use --model)
     #[arg(long, value_name = "MODEL_TYPE")]
     pub(crate) family: Option<String>,
     /// The most frames taken of a video, with --model or --family [default: the family's rule]

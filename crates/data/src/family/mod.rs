@@ -8,6 +8,7 @@ mod callable;
 mod clip;
 mod fields;
 mod gemma3;
+mod gemma4;
 mod glm4v;
 mod glm4v_video;
 mod idefics3;
@@ -32,6 +33,7 @@ mod whisper;
 pub use audioflamingo3::AudioFlamingo3;
 pub use callable::{Callable, GivenFamily, Question};
 pub use gemma3::Gemma3;
+pub use gemma4::Gemma4;
 pub use glm4v::Glm4v;
 pub use idefics3::Idefics3;
 pub use internvl::InternVl;
@@ -215,8 +217,9 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 20] = [
+const FAMILIES: [(&str, Maker); 21] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
+    ("gemma4", |files| Gemma4::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v_moe", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("glm46v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),

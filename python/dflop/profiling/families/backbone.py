@@ -15,7 +15,15 @@ import torch
 
 from dflop.models.backbone import layer_plan
 from dflop.models.delta_rule import layer_period, linear_layers
-from dflop.models.layer_kinds import kinds_of_layers, run_like_all, window_of
+from dflop.models.layer_kinds import (
+    WITH_HEADS_OF_KINDS,
+    heads_of,
+    kinds_of_layers,
+    run_like_all,
+    sees_pictures_whole,
+    window_of,
+)
+from dflop.models.loss import cap_logits
 from dflop.models.sequence import rows_of_rank
 from dflop.models.tensor import cut_layer, heads_of_rank
 from dflop.models.towers import backbone_of
@@ -57,8 +65,7 @@ def backbone_pieces(
         Three pieces.
     """
     text = source.text
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    plan = layer_plan(text)
+    few_heads, head_size = heads_of(text)
 
     def take_embedding(whole: Any, settings: PieceSettings) -> nn.Module:
         backbone = backbone_of(whole)
@@ -80,8 +87,9 @@ def backbone_pieces(
 
     def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
         backbone = backbone_of(whole)
-        for layer in backbone.layers:
-            cut_layer(layer, plan, settings.tensor_parallel_degree)
+        of_layers = kinds_of_layers(backbone.config) or [None] * len(backbone.layers)
+        for kind, layer in zip(of_layers, backbone.layers, strict=True):
+            cut_layer(layer, layer_plan(text, kind), settings.tensor_parallel_degree)
         return LlmLayers(list(backbone.layers), backbone.rotary_emb, backbone.config, picture_tokens)
 
     def feed_layers(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
@@ -90,6 +98,7 @@ def backbone_pieces(
 
     def take_head(whole: Any, settings: PieceSettings) -> nn.Module:
         cut_vocabulary(whole.lm_head, settings.tensor_parallel_degree)
+        cap_logits(whole.lm_head, getattr(text, "final_logit_softcapping", None))
         return LlmHead(backbone_of(whole).norm, whole.lm_head)
 
     def feed_head(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
@@ -101,9 +110,8 @@ def backbone_pieces(
         return Fed(leaf, (targets_T,), (targets_T,))
 
     def kind(settings: PieceSettings) -> AttentionKind:
-        heads = heads_of_rank(
-            text.num_attention_heads, text.num_key_value_heads, settings.tensor_parallel_degree
-        )
+        degree = settings.tensor_parallel_degree
+        heads = heads_of_rank(text.num_attention_heads, few_heads, degree)
         return AttentionKind(
             *heads,
             head_size,
@@ -111,6 +119,8 @@ def backbone_pieces(
             layers_with=attending / len(are_linear),
             windows=windows,
             picture_tokens=picture_tokens,
+            whole=whole_in,
+            heads_of_layers=tuple((max(1, few // degree), size) for few, size in own_heads),
         )
 
     count: int = text.num_hidden_layers
@@ -118,6 +128,9 @@ def backbone_pieces(
     # Of the layers that are run at once.
     period = (layer_period(text) or count) if kinds is None else run_like_all(text)
     windows = () if kinds is None else tuple(window_of(text, kind) for kind in kinds[:period])
+    run = kinds[:period] if kinds else []
+    whole_in = tuple({window_of(text, kind) for kind in run if sees_pictures_whole(text, kind)})
+    own_heads = [heads_of(text, kind) for kind in run if text.model_type in WITH_HEADS_OF_KINDS]
     are_linear = linear_layers(text) or [False]
     attending = are_linear.count(False)
     few = source.whole(1)

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from dflop.models.backbone import rotate
-from dflop.models.layer_kinds import kinds_of_layers, window_of
-from dflop.models.loss import summed_cross_entropy
+from dflop.models.layer_kinds import kinds_of_layers, sees_pictures_whole, window_of
+from dflop.models.loss import capped, summed_cross_entropy
 from dflop.models.sequence import all_rows, own_rows
 from dflop.models.sight import picture_places, sights
 from dflop.profiling.families.source import bounds_of
@@ -89,7 +89,9 @@ class LlmLayers(nn.Module):
         super().__init__()
         self.layers, self.rotary, self.picture_tokens = nn.ModuleList(layers), rotary, picture_tokens
         self.kinds: list[str | None] = [*(kinds_of_layers(text) or [None] * len(layers))]
-        self.windows = {window_of(text, kind) for kind in self.kinds if kind is not None}
+        named = {kind for kind in self.kinds if kind is not None}
+        self.windows = {window_of(text, kind) for kind in named}
+        self.whole_in = {window_of(text, kind) for kind in named if sees_pictures_whole(text, kind)}
 
     def pack(
         self,
@@ -116,7 +118,8 @@ class LlmLayers(nn.Module):
         if self.windows:
             if mask_T is None:
                 mask_T = picture_places(segments, self.picture_tokens, like.device)
-            seen["sights"] = sights(self.windows, mask_T, bounds, segments, bool(mask_T.any()))
+            has_pictures = bool(mask_T.any())
+            seen["sights"] = sights(self.windows, mask_T, bounds, segments, has_pictures, self.whole_in)
         return Pack(bounds, tuple(segments), of_text_1T, angles, seen)
 
     def forward(self, hidden_TD: torch.Tensor, pack: Pack) -> torch.Tensor:
@@ -162,7 +165,7 @@ class LlmHead(nn.Module):
         Returns:
             logits_KV; of a rank's own part of the vocabulary, where it is cut.
         """
-        return self.lm_head(self.norm(hidden_TD[chosen_T]))
+        return capped(self.lm_head, self.lm_head(self.norm(hidden_TD[chosen_T])))
 
     def forward(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
         """The loss.

@@ -148,8 +148,9 @@ class Source:
         backbone.rotary_emb = type(backbone.rotary_emb)(config=text)
         for module in backbone.layers.modules():
             for name, buffer in module.named_buffers(recurse=False):
-                # The correction of a router, zeros before weights are read.
-                setattr(module, name, torch.zeros_like(buffer, device="cpu"))
+                # As before weights are read: the scale of a layer is 1, the correction of a router 0.
+                value = 1.0 if name == "layer_scalar" else 0.0
+                setattr(module, name, torch.full_like(buffer, value, device="cpu"))
         scale = getattr(backbone.embed_tokens, "scalar_embed_scale", None)
         if scale is not None:
             # A buffer, so it is not filled along with the parameters.
