@@ -1,7 +1,7 @@
 //! `dflop profile model` and `dflop train`: checked here, carried out by Python.
 
 use super::profile_data::EVALUATION_FILE_NAME;
-use super::{Inputs, beside, differs, out_path, replay};
+use super::{Inputs, beside, current, differs, out_path, replay};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
@@ -32,8 +32,7 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
     }
     let data_path = beside(&config, arguments.data_profile.as_ref(), table::FILE_NAME);
     let data = table::read(&data_path)?;
-    let hashes = config.model_hashes()?;
-    artifact::check_made_from(&data_path, &data, "processor", &hashes["processor"])?;
+    current::check_data(&config, &data_path, &data)?;
     let sizes = Sizes::of(&data, &config);
     let out = out_path::<ModelProfile>(&config, arguments.out.as_ref(), "model_profile.json")?;
     let mut partial = out.clone();
@@ -242,6 +241,7 @@ fn held_out(
     }
     let profile = table::read(&path)?;
     dflop_data::profile::check_complete(&profile)?;
+    current::check_evaluation(config, &path, &profile)?;
     let hashes: HashSet<u64> = trained.samples.iter().map(|sample| sample.record_hash).collect();
     let num_both = profile.samples.iter().filter(|sample| hashes.contains(&sample.record_hash)).count();
     if num_both > 0 {

@@ -5,6 +5,7 @@
 //! profile whose rows are taken over ([`Previous`]). The rows do not depend on the number of threads.
 
 mod chunks;
+mod current;
 pub mod dataset;
 mod decision;
 pub(crate) mod measure;
@@ -33,13 +34,12 @@ use std::sync::atomic::AtomicU64;
 use crate::table::merge::BAD_SAMPLES_MAX;
 
 pub use crate::table::complete::{check_complete, check_whole};
+pub use current::check_current;
 pub use previous::Previous;
-pub use settings::{
-    BAD_SAMPLES_MAX_PERCENT, ESTIMATED, OnBadSample, OnChangedMedia, ProfileSettings, TEXT_TOKENS,
-};
+pub use settings::{BAD_SAMPLES_MAX_PERCENT, ESTIMATED, OnBadSample, OnChangedMedia, ProfileSettings, TEXT_TOKENS};
 
 /// Settings that decide which samples are taken, not what their shapes are.
-const OF_CHOICE: [&str; 3] = ["on_bad_sample", BAD_SAMPLES_MAX, "seed"];
+const OF_CHOICE: [&str; 4] = ["on_bad_sample", BAD_SAMPLES_MAX, "seed", current::MIXTURE];
 /// The setting that names the profiler, so that rows of another version are not taken over.
 const MEASURED_BY: &str = "measured_by";
 
@@ -176,6 +176,7 @@ fn profile_in_chunks(
         part: settings.part,
         ..DataProfile::default()
     };
+    header.settings.insert(current::MIXTURE.to_owned(), current::mixture_hash(&corpus.mixture));
     header.settings.extend(rule.llm_size.clone().map(|size| (DataProfile::LLM_SIZE.to_owned(), size)));
     header.made_from.extend(rule.template_hash.clone().map(|hash| ("chat_template".to_owned(), hash)));
     let mut notices = Vec::new();
