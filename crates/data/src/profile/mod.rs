@@ -31,12 +31,13 @@ use selection::{Selection, allocate};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
-use crate::table::merge::BAD_SAMPLES_MAX;
+use crate::table::merge::{BAD_SAMPLES_DEFAULT, BAD_SAMPLES_MAX};
 
 pub use crate::table::complete::{check_complete, check_whole};
+pub use crate::table::problems::{BAD_SAMPLES_FEW, BAD_SAMPLES_MAX_PERCENT};
 pub use current::check_current;
 pub use previous::Previous;
-pub use settings::{BAD_SAMPLES_MAX_PERCENT, ESTIMATED, OnBadSample, OnChangedMedia, ProfileSettings, TEXT_TOKENS};
+pub use settings::{ESTIMATED, OnBadSample, OnChangedMedia, ProfileSettings, TEXT_TOKENS};
 
 /// Settings that decide which samples are taken, not what their shapes are.
 const OF_CHOICE: [&str; 4] = ["on_bad_sample", BAD_SAMPLES_MAX, "seed", current::MIXTURE];
@@ -239,7 +240,10 @@ fn settings_of(settings: &ProfileSettings) -> BTreeMap<String, String> {
     let measured_by = (MEASURED_BY.to_owned(), concat!("dflop ", env!("CARGO_PKG_VERSION")).to_owned());
     let facts = settings.facts().into_iter().map(|(name, value)| (name.to_owned(), value));
     let sampling = (MEDIA_SAMPLING.to_owned(), blocks::SAMPLING.to_owned());
-    let max_percent = (BAD_SAMPLES_MAX.to_owned(), settings.bad_samples_max_percent.to_string());
+    let max_percent = settings.bad_samples_max_percent;
+    let max_percent =
+        max_percent.map_or_else(|| BAD_SAMPLES_DEFAULT.to_owned(), |percent| percent.to_string());
+    let max_percent = (BAD_SAMPLES_MAX.to_owned(), max_percent);
     facts.chain([measured_by, sampling, max_percent]).collect()
 }
 
