@@ -342,6 +342,8 @@ pub(crate) struct Rehearse {
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(crate) speed: f64,
     /// A rank that takes longer than predicted, for example 3:1.3; may be given several times
+    ///
+    /// The simulation does not know of it: error_median and error_p95 count what the slow rank costs as an error.
     #[arg(long, value_name = "RANK:FACTOR")]
     pub(crate) slow_rank: Vec<SlowRank>,
     /// Milliseconds that each message takes beyond its predicted time
@@ -486,6 +488,9 @@ pub(crate) struct Report {
 
 /// Parts of a plan that are asked for, at least one.
 fn only(text: &str) -> Result<Only, String> {
+    if let Some(part) = text.split(',').find(|part| !part.trim().is_empty() && !part.contains('=')) {
+        return Err(format!("`{}` has no value, must be FIELD=VALUE, as in `llm.pp=4`", part.trim()));
+    }
     let only: Only = text.parse().map_err(|error: dflop_plan::ParseOnlyError| error.to_string())?;
     if only == Only::default() {
         Err("names no part of a plan, as in `llm.pp=4`".to_owned())

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// The request for `dflop profile model`: the grid ends at the largest sizes the data can form.
 pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, Failure> {
     let config = config::load_plan(&arguments.config.config)?;
-    has_directory(&config)?;
+    can_be_measured(&config)?;
     let (flag, budget, budget_s) = match arguments.budget_seconds {
         Some(seconds) => ("--budget-seconds", seconds, seconds),
         None => ("--budget-minutes", arguments.budget_minutes, 60.0 * arguments.budget_minutes),
@@ -151,6 +151,15 @@ pub(super) fn has_directory(config: &config::Config) -> Result<(), Failure> {
                 makes it, in place of `model.name`";
     let message = format!("`model.name` is `{name}`, which is enough to plan, but not to measure or train");
     Err(Failure::new(message, Some(hint.to_owned())))
+}
+
+/// As [`has_directory`], where an estimate may do in place of a measurement.
+fn can_be_measured(config: &config::Config) -> Result<(), Failure> {
+    has_directory(config).map_err(|failure| {
+        let estimate = "estimate its times, without a device: `dflop profile model --estimate`";
+        let hint = failure.hint.map_or_else(|| estimate.to_owned(), |hint| format!("{estimate}; or {hint}"));
+        Failure { hint: Some(hint), ..failure }
+    })
 }
 
 /// The request for `dflop train`, with the plan checked against what is there now.
