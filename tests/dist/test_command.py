@@ -106,6 +106,8 @@ def test_the_command_starts_the_ranks_and_starts_them_again(kills, demo, tmp_pat
     before, after = re.split("restart 1 of 1: the ranks go on from step [0-9]+\n", stderr)
     assert "error: rank 1 was killed by SIGKILL" in before
     assert "Traceback" not in after
+    # The checkpoint has them.
+    assert "drawn at random" not in after
     assert re.search(f"interrupted after [0-9]+ steps; metrics are in {re.escape(str(out))}\n", after)
     # What it does in the long time before the first step, in order.
     said = [line.removeprefix("train: ") for line in before.splitlines() if line.startswith("train: ")]

@@ -150,6 +150,7 @@ def test_ctrl_c_saves_and_the_rehearsal_goes_on(demo, tmp_path):
 
     ranks = run_training(rehearsal(demo, out, 100_000), tmp_path / "1", before)
     assert [rank.result for rank in ranks] == [130, 130], [rank.stderr for rank in ranks]
+    assert not re.search("loss [0-9]", ranks[0].stderr), "a rehearsal computes none"
     num_steps = len(lines(out / "metrics.jsonl"))
     said = f"interrupted after {num_steps} steps; metrics are in {out}\n"
     assert f"{said}hint: go on from step {num_steps} with `dflop rehearse --resume auto`\n" in ranks[0].stderr

@@ -251,6 +251,73 @@ def test_transformers_trainer_resumes_inside_an_epoch(samples, tmp_path, quiet):
     check(results(run_ranks(NUM_RANKS, lambda rank: run(rank, later, True), tmp_path / "second")), expected)
 
 
+def test_a_trainer_resumes_with_the_samples_that_remain_or_not_at_all(tmp_path, quiet):
+    """One rank goes on where two stopped: with as many samples a step each comes once, and else it is told."""
+    import json
+
+    from transformers import Trainer
+
+    from dflop.integrations.transformers import balance
+
+    samples, out, port = tiny_text.Samples(40), tmp_path / "out", free_port()
+
+    def made(seen, **changes):
+        options = {"gradient_accumulation_steps": 1, "num_train_epochs": 1, "save_strategy": "steps"}
+        options.update(save_steps=3, save_only_model=False)
+
+        def collate(rows):
+            seen.extend(samples.rows.index(row) for row in rows)
+            return tiny_text.collate(rows)
+
+        arguments = trainer_arguments(out, **{**options, **changes})
+        trainer = Trainer(tiny_text.make_model(), arguments, collate, samples)
+        return balance(trainer, samples.costs)
+
+    def first(rank):
+        as_launched(rank, port)
+        made([], max_steps=3).train()
+        return True
+
+    assert results(run_ranks(NUM_RANKS, first, tmp_path / "ranks")) == [True, True]
+    # Not those that were collated: accelerate takes a batch before it needs one.
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS, 1, seed=3)
+    trained = {index for step in steps[:3] for index in step}
+
+    def later(**changes):
+        seen = []
+        trainer = made(seen, **{"save_strategy": "no", **changes})
+        trainer.train(resume_from_checkpoint=str(out / "checkpoint-3"))
+        return sorted(seen)
+
+    def resume(rank):
+        as_launched(rank, alone, 1)
+        rest = sorted(set(range(40)) - trained)
+        assert later(gradient_accumulation_steps=2) == rest
+        assert later(per_device_train_batch_size=2 * BATCH_SIZE) == rest
+        with pytest.raises(
+            ValueError, match="a run with `global_batch_size` 6, this one has 9: the trainer s"
+        ):
+            later(gradient_accumulation_steps=3)
+        with pytest.raises(ValueError, match="a run with `seed` 3, this one has 4"):
+            later(gradient_accumulation_steps=2, seed=4)
+        assert trained & set(later(gradient_accumulation_steps=3, ignore_data_skip=True)), "asked for"
+        # A trainer that restores its callbacks compares all the same.
+        with pytest.raises(ValueError, match="`global_batch_size` 6, this one has 9"):
+            later(gradient_accumulation_steps=3, restore_callback_states_from_checkpoint=True)
+        kept = out / "checkpoint-3/trainer_state.json"
+        state = json.loads(kept.read_text())
+        del state["stateful_callbacks"]["BalancedSteps"]
+        kept.write_text(json.dumps(state))
+        with pytest.warns(UserWarning, match="does not say which samples its steps had"):
+            later(gradient_accumulation_steps=2, save_strategy="steps")
+        kept = json.loads((out / "checkpoint-6/trainer_state.json").read_text())
+        assert kept["stateful_callbacks"]["BalancedSteps"]["args"]["steps"]["global_batch_size"] == 6
+        return True
+
+    alone = free_port()
+    assert results(run_ranks(1, resume, tmp_path / "alone")) == [True]
+
+
 def test_a_trainer_that_cannot_be_balanced_says_why(samples, tmp_path, quiet):
     """Rule and value; and a data set of another length than the costs is refused when training begins."""
     from transformers import Trainer

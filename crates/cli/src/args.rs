@@ -379,6 +379,9 @@ pub(crate) struct Report {
 
 /// Parts of a plan that are asked for, at least one.
 fn only(text: &str) -> Result<Only, String> {
+    if let Some(part) = text.split(',').find(|part| !part.trim().is_empty() && !part.contains('=')) {
+        return Err(format!("`{}` has no value, must be FIELD=VALUE, as in `llm.pp=4`", part.trim()));
+    }
     let only: Only = text.parse().map_err(|error: dflop_plan::ParseOnlyError| error.to_string())?;
     if only == Only::default() {
         Err("names no part of a plan, as in `llm.pp=4`".to_owned())

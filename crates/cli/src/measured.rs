@@ -4,7 +4,7 @@ use crate::Failure;
 use dflop_types::artifact::MadeFrom;
 use dflop_types::{Action, Layout, Rank, SampleIndex, Schedule, Span, artifact};
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Losses by `kind` and by `source`, then by name.
@@ -163,6 +163,18 @@ impl Line for Evaluation {
     }
 }
 
+/// The lines of a run, by step and arm, that were made from a plan which is not in `now`, where other lines were made from one
+/// that is: the plan was replaced while the run went on. Empty where no line was made from one of `now`.
+pub(crate) fn of_other_plans(schedules: &[StepSchedule], now: &[MadeFrom]) -> BTreeSet<(u64, String)> {
+    let is_now = |plan: &String| now.iter().any(|now| now.get("plan") == Some(plan));
+    let plans = || schedules.iter().filter_map(|line| Some((line, line.made_from.get("plan")?)));
+    if !plans().any(|(_, plan)| is_now(plan)) {
+        return BTreeSet::new();
+    }
+    let others = plans().filter(|(_, plan)| !is_now(plan));
+    others.map(|(line, _)| (line.schedule.step, line.arm.clone())).collect()
+}
+
 /// `Ok` if every schedule of a run that says what it was made from was made from what stands beside the run now.
 ///
 /// `now` has the hash of each file that is there, by name: `plan` and `data_profile`; more than once where there are several plans.
@@ -190,9 +202,15 @@ pub(crate) fn check_run(path: &Path, schedules: &[StepSchedule], now: &[MadeFrom
                 path.display(),
                 index + 1
             ),
-            Some(format!(
-                "put back the {name} that the run was trained with, or train again with `dflop train --force`"
-            )),
+            Some(match name.as_str() {
+                // The run can go on: its steps under the plan that is here are then shown.
+                "plan" => "put back the plan that the run was trained with, or go on with the one that is there: \
+                           `dflop train --resume auto`. A new run in the same place, `dflop train --force`, loses this one"
+                    .to_owned(),
+                _ => format!(
+                    "put back the {name} that the run was trained with, or train to another place: `dflop train --out DIR`"
+                ),
+            }),
         ));
     }
     Ok(())

@@ -149,8 +149,34 @@ fn a_run_that_has_changed_its_plan_shows_both() {
     has(&said, "wrote demo/model_profile.live2.json");
     assert!(fs::read(session.path("demo/plan.live.json")).unwrap() == before);
     has(&session.dflop(&["report", "demo"]), "plan.live.json against plan.json:");
-    // A plan that is gone is a plan that the steps were not made from.
+    // Of a plan that is gone the losses are shown, and nothing that would need the plan.
     fs::remove_file(session.path("demo/plan.live.json")).unwrap();
     let said = session.dflop(&["report", "demo"]);
-    has(&said, "line 13 was made from another `plan`");
+    has(&said, "status: 0");
+    has(
+        &said,
+        "8 steps of the run were trained with a plan that is not there any more: their losses are shown",
+    );
+    assert!(!said.contains("against plan.json"), "{said}");
+}
+
+/// The guide's way to go on elsewhere: another plan in the place of the first, then `dflop train --resume auto`.
+#[test]
+fn a_run_that_went_on_under_another_plan_is_reported() {
+    let session = with_run(1.0);
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=true"]);
+    has(&said, "status: 0");
+    // No step of this plan yet: nothing to show, and the way on is named.
+    let said = session.dflop(&["report", "demo"]);
+    has(&said, "line 1 was made from another `plan`");
+    has(&said, "go on with the one that is there: `dflop train --resume auto`");
+    train(&session, "demo/run", ["plan.json", "model_profile.json"], 12..20, 1.0);
+    let said = session.dflop(&["report", "demo"]);
+    has(&said, "status: 0");
+    has(&said, "12 steps of the run were trained with a plan that is not there any more");
+    let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
+    has(&page, "12 steps of the run were trained with a plan that is not there any more");
+    assert!(!page.contains("does not say with which plan"), "{page}");
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--from-run", "demo/run"]);
+    has(&said, "8 steps of `demo/run`, the last is step 19");
 }

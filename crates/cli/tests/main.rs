@@ -16,6 +16,7 @@ mod notices;
 mod schedule;
 mod session;
 mod shapes;
+mod stale;
 mod watch;
 mod what_if;
 mod writes;

@@ -50,6 +50,19 @@ fn compared(a: &DataProfile, b: &DataProfile) -> Drift {
     drift
 }
 
+/// The same sizes of other samples: no reason for another layout, but training refuses the old plan.
+#[test]
+fn other_samples_of_the_same_sizes_need_the_plan_made_again() {
+    let of = |first: u64| profile((0..40).map(|i| sample(first + i, 81, 10 + i as u32)).collect());
+    let same = diff::text(&compared(&of(0), &of(0)));
+    assert!(same.ends_with("no new plan is needed\n"), "{same}");
+    let drift = compared(&of(0), &of(100));
+    assert!(!drift.drifted && drift.samples.same == 0);
+    let text = diff::text(&drift);
+    let end = "refuses a plan of other samples: run `dflop plan` before you train on them\n";
+    assert!(text.ends_with(end) && !text.contains("no new plan"), "{text}");
+}
+
 #[test]
 fn a_profile_is_like_itself() {
     let a = profile((1..=40).map(|i| sample(i, 81, 10 + i as u32)).collect());

@@ -356,7 +356,8 @@ fn faults_that_no_sample_has_end_the_profile() {
     assert!(error.to_string().contains("the tokenizer lacks the token `<picture>` of image"), "{error}");
 }
 
-/// Above 5 % of bad samples `skip` and `substitute` end the profile too; the share is a setting, and a handful is no share.
+/// Above 5 % of bad samples `skip` and `substitute` end the profile too; the share is a setting. A handful is no share
+/// where the user set none.
 #[test]
 fn too_many_bad_samples_end_the_profile() {
     let lines = |num_good: usize, num_bad: usize| {
@@ -370,12 +371,24 @@ fn too_many_bad_samples_end_the_profile() {
         let error = profile_into(&settings, None, &mut rows, &|_| {}).unwrap_err();
         assert!(error.to_string().starts_with("6 of 100 samples cannot be used, more than 5 %\n"), "{error}");
         assert_eq!(error.hint().unwrap(), "fix them, or raise `data.bad_samples_max_percent`");
-        settings.bad_samples_max_percent = 6.0;
+        settings.bad_samples_max_percent = Some(6.0);
         assert_eq!(run(&settings).unwrap().profile.problems.len(), 6);
         for (num_good, num_bad) in [(95, 5), (4, 4)] {
             let (_dir, settings) = made(&lines(num_good, num_bad));
             let outcome = run(&ProfileSettings { on_bad_sample: policy, ..settings }).unwrap();
             assert_eq!(outcome.profile.problems.len(), num_bad);
+        }
+        for (num_bad, percent) in [(3, 0.0), (3, 14.0), (1, 4.9), (0, 0.0), (3, 15.0)] {
+            let (_dir, mut settings) = made(&lines(20 - num_bad, num_bad));
+            (settings.on_bad_sample, settings.bad_samples_max_percent) = (policy, Some(percent));
+            let is_allowed = num_bad as f64 * 100.0 <= percent * 20.0;
+            match run(&settings) {
+                Ok(outcome) => assert!(is_allowed && outcome.profile.problems.len() == num_bad, "{percent}"),
+                Err(error) => {
+                    let expected = format!("{num_bad} of 20 samples cannot be used, more than {percent} %\n");
+                    assert!(!is_allowed && error.to_string().starts_with(&expected), "{error}");
+                }
+            }
         }
     }
 }

@@ -32,3 +32,26 @@ fn samples_that_are_missing_silent_or_long_are_told() {
         ]
     );
 }
+
+/// Two records with one id are two samples, and a sentence says so; records without an id have one each.
+#[test]
+fn an_id_that_comes_again_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    demo::write(dir.path(), 0, 1, |_, _| {}).unwrap();
+    let line = |id: &str| format!(r#"{{{id}"question": "what is on the table", "answer": "a cup"}}"#);
+    let lines = [line(r#""id": "a", "#), line(""), line(r#""id": "b", "#), line(""), line(r#""id": "a", "#)];
+    let path = dir.path().join("t.jsonl");
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    let settings = ProfileSettings::new(&path, dir.path().join("model"));
+    let outcome = profile(&settings, &|_, _| {}).unwrap();
+    assert_eq!(outcome.profile.samples.len(), 5);
+    assert_eq!(
+        outcome.notices,
+        [
+            "1 sample has an id that a sample before it has too, `a` is the first: each is a sample of its own, but \
+             messages and `dflop check --sample` cannot tell them apart"
+        ]
+    );
+    std::fs::write(&path, lines[..4].join("\n")).unwrap();
+    assert_eq!(profile(&settings, &|_, _| {}).unwrap().notices, [""; 0]);
+}

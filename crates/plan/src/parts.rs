@@ -86,7 +86,8 @@ pub(crate) fn try_parts(
     Ok(number)
 }
 
-/// Sizes of parts from `least` on, below all ranks: the next `most`, then as many of whole nodes; or every size.
+/// Sizes of parts from `least` on, below all ranks: the next `most`, then as many of whole nodes; or every size. Ranks that fill
+/// several nodes divide well, so of those only parts of whole nodes are tried.
 fn sizes(input: &SearchInput<'_>, takes_all: bool, least: u32, most: usize) -> BTreeSet<u32> {
     let num_ranks = input.cluster.num_ranks;
     if takes_all {
@@ -94,7 +95,8 @@ fn sizes(input: &SearchInput<'_>, takes_all: bool, least: u32, most: usize) -> B
     }
     let of_node = input.cluster.ranks_per_node.max(1);
     let of_nodes = (1..=(num_ranks - 1) / of_node).rev().map(|nodes| nodes * of_node);
-    let next = (least..num_ranks).rev().take(most);
+    let fills_nodes = num_ranks > of_node && num_ranks.is_multiple_of(of_node);
+    let next = (least..num_ranks).rev().take(if fills_nodes { 0 } else { most });
     next.chain(of_nodes.take_while(|&size| size >= least).take(most)).collect()
 }
 

@@ -1,7 +1,7 @@
 """dflop's lines in other people's trainers; importing this imports neither torch nor any trainer.
 
     batches   loader.balanced_loader    plain PyTorch (DDP, FSDP2); loss.py: over the global label tokens
-              transformers.balance      transformers.Trainer, TRL
+              transformers.balance      transformers.Trainer, TRL; trainer_steps.py: resuming
               accelerate.balanced       accelerate
               lightning.BalancedData    Lightning
               torchtitan, energon, verl

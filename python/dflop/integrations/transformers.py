@@ -48,7 +48,9 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
 
     A step has the samples it would have with that seed of the sampler, `per_device_train_batch_size` a
     microbatch on average; which rank computes which of them changes. The loss is divided by the label tokens
-    of the whole step. `set_epoch`, resuming and evaluation are the trainer's own.
+    of the whole step. `set_epoch`, resuming and evaluation are the trainer's own. Its checkpoints say which
+    samples a step has: `trainer.train` refuses (ValueError) to go on from one whose steps had others, because
+    the trainer counts steps, and would leave samples out or train them twice.
 
     Args:
         trainer: of `transformers`, or made of it.
@@ -62,6 +64,9 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         ValueError: what the trainer is set to do cannot be done with batches of uneven counts; the message
             says which setting.
     """
+    # Not above: it imports transformers, which says nothing helpful where accelerate is missing.
+    from dflop.integrations.trainer_steps import BalancedSteps, steps_of
+
     args = trainer.args
     _check(trainer)
     num_ranks = args.world_size // _degree(trainer)
@@ -90,6 +95,8 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         return trainer.accelerator.prepare(keep_batches(trainer.accelerator, loader))
 
     trainer.get_train_dataloader = get_train_dataloader
+    trainer.remove_callback(BalancedSteps)
+    trainer.add_callback(BalancedSteps(steps_of(sampler, args.gradient_accumulation_steps)))
     if trainer.compute_loss_func is None and not _divides_by_tokens(trainer):
         trainer.compute_loss_func = mean_over_tokens
     return trainer

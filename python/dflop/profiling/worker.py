@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ def main() -> int:
         The exit status: 0 done, 2 the model cannot be measured, 130 interrupted.
     """
     end_with_parent()
+    began_s = time.monotonic()
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if request.get("network_only"):
         return _measure_network(request)
@@ -30,6 +32,7 @@ def main() -> int:
     from dflop.profiling.artifact import write_artifact
     from dflop.profiling.model import profile_model
     from dflop.profiling.progress import progress_bar
+    from dflop.profiling.request import DEFAULT_BUDGET_S
     from dflop.profiling.team import LeaderStoppedError
 
     signal.signal(signal.SIGINT, handler)
@@ -48,8 +51,18 @@ def main() -> int:
     except (Error, OSError, ValueError) as error:
         return _fail(error)
     _say(_summary(profile))
+    budget_s = float(request.get("budget_s") or DEFAULT_BUDGET_S)
+    print(_took(time.monotonic() - began_s, budget_s), file=sys.stderr)
     print(f"wrote {request['out']}", file=sys.stderr)
     return 0
+
+
+def _took(took_s: float, budget_s: float) -> str:
+    """What the command took, beside what the budget bounds."""
+    return (
+        f"took {took_s:,.0f} s in all; the budget of {budget_s:,.0f} s is for the runs that time layers, the "
+        "rest is PyTorch's start, building modules, first runs, links and the optimizer"
+    )
 
 
 def _is_first() -> bool:

@@ -11,6 +11,7 @@ these places. No sample in it became larger, so it still fits the memory that it
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     from dflop.runtime.turns import Turn
     from dflop.runtime.work import Packed
 
+PERCENT_MAX = 5.0
+"""Percentage of bad samples above which a run ends, unless another is set; as in the data profile."""
 FEW = 4
-"""Up to this number, bad samples never end a run, whatever their percentage; as in the data profile."""
+"""Up to this number, bad samples never end a run, unless a percentage is set; as in the data profile."""
 NEIGHBOURS_MAX = 10_000
 """How many samples are tried at most to find a substitute."""
 
@@ -54,14 +57,15 @@ class BadSample:
 class BadSamples:
     """The bad samples of a run so far. Every rank knows the same ones."""
 
-    def __init__(self, mesh: Mesh, dataset: Dataset, policy: str, percent_max: float) -> None:
+    def __init__(self, mesh: Mesh, dataset: Dataset, policy: str, percent_max: float | None) -> None:
         """None yet.
 
         Args:
             mesh: This rank's coordinates.
             dataset: Knows sizes of samples.
             policy: `fail`, `skip` or `substitute`.
-            percent_max: The run ends where more than this percentage of the samples seen so far is bad.
+            percent_max: The run ends where more than this percentage of the samples seen so far, rounded up
+                to a whole sample, is bad. None: 5 percent, but never because of four bad samples or fewer.
         """
         self._mesh = mesh
         self._dataset = dataset
@@ -170,12 +174,15 @@ class BadSamples:
         self._num_seen += 0 if turn.bad else len(turn.samples)
 
     def _check(self, causes: Mapping[int, str]) -> None:
-        percent = 100 * self.num_known / max(1, self._num_seen)
-        if self.num_known <= FEW or percent <= self._percent_max:
+        percent_max = PERCENT_MAX if self._percent_max is None else self._percent_max
+        # Rounded up: a share above 0 allows the first bad sample, whatever number of samples came before it.
+        allowed = math.ceil(percent_max / 100 * self._num_seen)
+        if self.num_known <= (max(allowed, FEW) if self._percent_max is None else allowed):
             return
+        percent = 100 * self.num_known / max(1, self._num_seen)
         message = (
             f"{self.num_known} of {self._num_seen} samples are bad ({percent:.1f} %), "
-            f"`data.bad_samples_max_percent` is {self._percent_max:g}; one of them: {min(causes.values())}"
+            f"`data.bad_samples_max_percent` is {percent_max:g}; one of them: {min(causes.values())}"
         )
         hint = "mend what `bad_samples.jsonl` lists, or allow more, and go on with `--resume auto`"
         raise RankError(message, hint, is_of_all=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def build_pieces(
-    adapter: ModelAdapter, mesh: Mesh, options: Options, dtype: torch.dtype
+    adapter: ModelAdapter, mesh: Mesh, options: Options, dtype: torch.dtype, *, is_resumed: bool = False
 ) -> dict[int, nn.Module]:
     """The pieces of this rank, ready for gradients: in training mode, with `requires_grad` by the recipe.
 
@@ -39,6 +39,7 @@ def build_pieces(
         mesh: This rank's coordinates.
         options: Of the run.
         dtype: Of the parameters.
+        is_resumed: Whether a checkpoint replaces the parameters afterwards.
 
     Returns:
         By stage, on the device of the rank.
@@ -63,7 +64,7 @@ def build_pieces(
         say(f"reading weights from `{options.model_dir}` (files: {weights.num_files})")
         for piece in pieces.values():
             weights.fill(piece)
-    else:
+    elif not is_resumed:
         say(f"the parameters are drawn at random from seed {seed} (`train.init: random`)")
     for piece in pieces.values():
         if options.recipe == "lora":

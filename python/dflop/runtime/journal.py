@@ -258,9 +258,11 @@ class Journal:
         # The time left assumes the mean speed since the run began (or went on), all waits included.
         steps_per_s = (self._num_done - self._num_before) / max(1e-9, now - self._began_s)
         left_s = round((self._num_turns - self._num_done) / steps_per_s)
+        # A rehearsal computes no loss.
+        loss = "" if metrics.get("is_rehearsed") else f"loss {_number(metrics['loss']):.4f}  "
         text = (
             f"{self._verb} [{'#' * filled}{'.' * (width - filled)}] {self._num_done}/{self._num_turns}  "
-            f"{'' if is_recorded else 'warm-up, '}{metrics['arm']}  loss {_number(metrics['loss']):.4f}  "
+            f"{'' if is_recorded else 'warm-up, '}{metrics['arm']}  {loss}"
             f"{metrics['step_ns'] / 1e6:.0f} ms  idle {metrics['bubble_ratio'] * 100:.0f} %  "
             f"{metrics['tokens'] / (metrics['step_ns'] / 1e9):.0f} tokens/s  {timedelta(seconds=left_s)} left"
         )

@@ -49,6 +49,11 @@ class Start:
     """Whether this is a rehearsal."""
 
     @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint gives the parameters."""
+        return self.resume is not None and self.resume.path is not None
+
+    @property
     def verb(self) -> str:
         """The command's name."""
         return "rehearse" if self.is_rehearsed else "train"

@@ -112,8 +112,8 @@ class Options:
     """Steps in a row that may be skipped because their gradient is no finite number."""
     on_bad_sample: str
     """`fail`, `skip` or `substitute`: what becomes of a sample that cannot be decoded."""
-    bad_samples_max_percent: float
-    """The run ends where more than this percentage of the samples seen so far is bad."""
+    bad_samples_max_percent: float | None
+    """The run ends where more than this percentage of the samples seen so far is bad; None: 5, or four."""
     workers: int
     """Worker processes that decode media for a rank; 0: threads of the rank decode."""
     ahead_bytes: int
@@ -192,7 +192,7 @@ class Options:
             checkpoint_keep=int(config["checkpoint"]["keep"]),
             skipped_steps_max=int(train["skipped_steps_max"]),
             on_bad_sample=config["data"]["on_bad_sample"],
-            bad_samples_max_percent=float(config["data"]["bad_samples_max_percent"]),
+            bad_samples_max_percent=config["data"]["bad_samples_max_percent"],
             workers=int(train["workers"]),
             ahead_bytes=int(config["data"]["ahead_bytes"]),
             evaluation=_evaluated(config, request.get("evaluation_profile")),

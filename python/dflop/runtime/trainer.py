@@ -110,7 +110,8 @@ class Trainer:
             else Evaluation(options, options.evaluation, mesh, adapter, self._ahead)
         )
         torch.manual_seed(options.seed)
-        pieces = build_pieces(adapter, mesh, options, torch.float32 if is_cut(mesh) else self._dtype)
+        dtype = torch.float32 if is_cut(mesh) else self._dtype
+        pieces = build_pieces(adapter, mesh, options, dtype, is_resumed=self._start.has_checkpoint)
         without_decay = undecayed(pieces.values())
         self._gradients = gradients_of(pieces, mesh, self._dtype)
         self._optimizer = Optimizer(

@@ -32,7 +32,8 @@ pub(crate) struct ProfileMerge {
 /// A new plan is advised if the distribution of a size changed (Kolmogorov-Smirnov distance above 0.10), a mean moved by
 /// more than 10 %, or the share of a kind moved by more than 5 points; each only if the change is larger than what chance
 /// causes in 19 of 20 draws. It is also advised if family, tokenizer or processor differ. The exit status is 0 if the
-/// profiles are alike, and 1 if not.
+/// profiles are alike, and 1 if not. Where they are alike but samples differ, the layout of the old plan still suits;
+/// `dflop train` asks for a plan of the new samples all the same.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileDiff {
     /// The profile before
@@ -108,13 +109,16 @@ pub(crate) struct ProfileModel {
     /// of action; memory, links and optimizer stay. The profile says so, wherever it is shown.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["estimate", "fresh", "network"])]
     pub(crate) from_run: Option<PathBuf>,
-    /// Time to spend on measuring
+    /// Time to spend on measuring layers
     ///
     /// A few sizes are measured first, then more where a straight line between them is most likely wrong. If you stop
-    /// early (Ctrl-C), what was measured is kept.
+    /// early (Ctrl-C), what was measured is kept. A least number of runs of each size is made even if they take longer.
+    /// The time does not count PyTorch's start, the building of the modules, the first run of each size, the links between
+    /// ranks, the optimizer and memory: the command says what it took in all. On a CPU the neighbours of the rank that
+    /// measures are kept busy meanwhile, so CPU time is up to ranks of a node times as much.
     #[arg(long, value_name = "MINUTES", default_value_t = 10.0)]
     pub(crate) budget_minutes: f64,
-    /// Time to spend on measuring, in seconds
+    /// Time to spend on measuring layers, in seconds; see --budget-minutes for what it does not count
     #[arg(long, value_name = "SECONDS", conflicts_with = "budget_minutes")]
     pub(crate) budget_seconds: Option<f64>,
     /// Modes of recomputation to measure: what layers compute again in the backward

@@ -44,6 +44,8 @@ pub(crate) struct Rehearse {
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(crate) speed: f64,
     /// A rank that takes longer than predicted, for example 3:1.3; may be given several times
+    ///
+    /// The simulation does not know of it: error_median and error_p95 count what the slow rank costs as an error.
     #[arg(long, value_name = "RANK:FACTOR")]
     pub(crate) slow_rank: Vec<SlowRank>,
     /// Samples that take longer than predicted, for example 3%:1

@@ -1,12 +1,12 @@
 //! `dflop check`: the samples are found here, Python compares.
 
-use super::beside;
 use super::python::has_directory;
+use super::{beside, current};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::table;
-use dflop_types::{DataProfile, artifact};
+use dflop_types::DataProfile;
 use serde_json::json;
 use std::path::Path;
 
@@ -23,8 +23,7 @@ pub(super) fn run(arguments: &args::Check) -> Result<Outcome, Failure> {
     }
     let data_path = beside(&config, arguments.data_profile.as_ref(), table::FILE_NAME);
     let data = table::read(&data_path)?;
-    let hashes = config.model_hashes()?;
-    artifact::check_made_from(&data_path, &data, "processor", &hashes["processor"])?;
+    current::check_data(&config, &data_path, &data)?;
     let chosen: Vec<usize> =
         arguments.sample.iter().map(|id| find(&data, id, &data_path)).collect::<Result<_, _>>()?;
     // Weights of a part of the layers are not read: a model with fewer layers is another model.

@@ -90,6 +90,10 @@ impl FromRun {
                     .into()
             })
             .collect();
+        if planned.iter().any(|planned| is_current(&planned)) {
+            // Steps of plans before it are of no use here, whether their plans are still there or not.
+            logged.retain(|line| line.made_from.get("plan").is_none_or(|hash| *hash == last.hash));
+        }
         measured::check_run(&schedules_path, &logged, &now)?;
         logged.retain(|line| line.made_from.get("plan").is_none_or(|hash| *hash == last.hash));
         let metrics: Vec<StepMetrics> = measured::read_lines(&dir.join("metrics.jsonl"))?.unwrap_or_default();

@@ -5,6 +5,7 @@ mod advise_inputs;
 mod caveats;
 mod check;
 mod costs;
+mod current;
 mod demo_data;
 mod emit;
 mod estimate;
@@ -121,16 +122,9 @@ impl Inputs {
         dflop_data::profile::check_whole(&data_profile)?;
         let model_profile_path = beside(&config, files.model_profile.as_ref(), "model_profile.json");
         let model_profile: ModelProfile = artifact::read(&model_profile_path)?;
-        let hashes = config.model_hashes()?;
-        for name in ["processor", "tokenizer"] {
-            artifact::check_made_from(&data_profile_path, &data_profile, name, &hashes[name])?;
-        }
-        artifact::check_made_from(
-            &model_profile_path,
-            &model_profile,
-            "model_config",
-            &hashes["model_config"],
-        )?;
+        current::check_data(&config, &data_profile_path, &data_profile)?;
+        let model_config = &config.model_hashes()?["model_config"];
+        artifact::check_made_from(&model_profile_path, &model_profile, "model_config", model_config)?;
         let dtype = ("model.dtype", config.model.dtype.clone(), model_profile.device.dtype.clone());
         differs(&model_profile_path, ModelProfile::MEND, &[dtype])?;
         Ok(Self { config, data_profile_path, data_profile, model_profile_path, model_profile })

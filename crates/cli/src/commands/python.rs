@@ -1,7 +1,7 @@
 //! `dflop profile model` and `dflop train`: checked here, carried out by Python.
 
 use super::profile_data::EVALUATION_FILE_NAME;
-use super::{Inputs, beside, differs, out_path, replay};
+use super::{Inputs, beside, current, differs, out_path, replay};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// The request for `dflop profile model`: the grid ends at the largest sizes the data can form.
 pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, Failure> {
     let config = config::load_plan(&arguments.config.config)?;
-    has_directory(&config)?;
+    can_be_measured(&config)?;
     let (flag, budget, budget_s) = match arguments.budget_seconds {
         Some(seconds) => ("--budget-seconds", seconds, seconds),
         None => ("--budget-minutes", arguments.budget_minutes, 60.0 * arguments.budget_minutes),
@@ -32,8 +32,7 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
     }
     let data_path = beside(&config, arguments.data_profile.as_ref(), table::FILE_NAME);
     let data = table::read(&data_path)?;
-    let hashes = config.model_hashes()?;
-    artifact::check_made_from(&data_path, &data, "processor", &hashes["processor"])?;
+    current::check_data(&config, &data_path, &data)?;
     let sizes = Sizes::of(&data, &config);
     let out = out_path::<ModelProfile>(&config, arguments.out.as_ref(), "model_profile.json")?;
     let mut partial = out.clone();
@@ -154,6 +153,15 @@ pub(super) fn has_directory(config: &config::Config) -> Result<(), Failure> {
     Err(Failure::new(message, Some(hint.to_owned())))
 }
 
+/// As [`has_directory`], where an estimate may do in place of a measurement.
+fn can_be_measured(config: &config::Config) -> Result<(), Failure> {
+    has_directory(config).map_err(|failure| {
+        let estimate = "estimate its times, without a device: `dflop profile model --estimate`";
+        let hint = failure.hint.map_or_else(|| estimate.to_owned(), |hint| format!("{estimate}; or {hint}"));
+        Failure { hint: Some(hint), ..failure }
+    })
+}
+
 /// The request for `dflop train`, with the plan checked against what is there now.
 pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     let inputs = Inputs::read(&arguments.files.inputs)?;
@@ -242,6 +250,7 @@ fn held_out(
     }
     let profile = table::read(&path)?;
     dflop_data::profile::check_complete(&profile)?;
+    current::check_evaluation(config, &path, &profile)?;
     let hashes: HashSet<u64> = trained.samples.iter().map(|sample| sample.record_hash).collect();
     let num_both = profile.samples.iter().filter(|sample| hashes.contains(&sample.record_hash)).count();
     if num_both > 0 {

@@ -2,7 +2,6 @@
 
 use super::section::Section;
 use dflop_data::location::Location;
-use dflop_data::profile::BAD_SAMPLES_MAX_PERCENT;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -23,8 +22,8 @@ pub struct DataSection {
     pub on_bad_sample: String,
     /// `fail` or `warn`: what is done where a medium changed between profile and training.
     pub on_changed_media: String,
-    /// Percent of bad samples above which `skip` and `substitute` end the command too.
-    pub bad_samples_max_percent: f64,
+    /// Percent of bad samples above which `skip` and `substitute` end the command too; `null`: 5, or four samples.
+    pub bad_samples_max_percent: Option<f64>,
     /// Bytes of decoded media each rank keeps.
     pub cache_bytes: u64,
     /// Bytes of media that each rank has decoded ahead of need, at most.
@@ -43,9 +42,7 @@ pub(super) fn data_section(section: &mut Section<'_, '_>, directory: &Path) -> D
         video_fps: section.optional_number("video_fps", f64::MIN_POSITIVE..=1000.0),
         on_bad_sample: section.choice("on_bad_sample", &["fail", "skip", "substitute"], "fail"),
         on_changed_media: section.choice("on_changed_media", &["fail", "warn"], "fail"),
-        bad_samples_max_percent: section
-            .optional_number("bad_samples_max_percent", 0.0..=100.0)
-            .unwrap_or(BAD_SAMPLES_MAX_PERCENT),
+        bad_samples_max_percent: section.optional_number("bad_samples_max_percent", 0.0..=100.0),
         cache_bytes: section.count("cache_bytes", 0..=1 << 50, Some(1 << 30)),
         ahead_bytes: section.count("ahead_bytes", 1 << 20..=1 << 50, Some(1 << 30)),
     }

@@ -1,5 +1,6 @@
 //! The samples of a data profile, read again for training, and held to what was profiled.
 
+use super::current::{self, Basis};
 use super::measure::{BadSample, Corpus, MeasuredSample, Media, Rule};
 use super::stamp::MediaHash;
 use super::{OnChangedMedia, ProfileSettings, check_complete};
@@ -48,36 +49,16 @@ impl Dataset {
         check_complete(&profile)?;
         let rule = Rule::open(settings)?;
         let corpus = Corpus::open(settings)?;
-        let stale = |name, found: Option<&String>, expected: String| {
-            if found == Some(&expected) {
-                return Ok(());
-            }
-            let found = found.cloned().unwrap_or_else(|| "nothing".to_owned());
-            Err(DataError::Stale { name, found, expected })
+        let hashes = [("tokenizer", &rule.tokenizer_hash), ("processor", &rule.processor_hash)];
+        let basis = Basis {
+            hashes: hashes.map(|(name, hash)| (name.to_owned(), hash.clone())).into(),
+            template_hash: rule.template_hash.clone(),
+            family: rule.family.name(),
         };
-        stale("tokenizer", profile.made_from.get("tokenizer"), rule.tokenizer_hash.clone())?;
-        stale("processor", profile.made_from.get("processor"), rule.processor_hash.clone())?;
-        stale("family", Some(&profile.family), rule.family.name().to_owned())?;
-        let template = profile.made_from.get("chat_template");
-        if template.is_some() || rule.template_hash.is_some() {
-            let now = rule.template_hash.clone().unwrap_or_else(|| "that of the model".to_owned());
-            stale("chat_template", template, now)?;
-        }
-        for (name, value) in settings.facts() {
-            stale(name, profile.settings.get(name), value)?;
-        }
-        let files: Vec<_> = corpus.readers.iter().flat_map(|reader| reader.files()).collect();
-        let listed = |files: usize| format!("{files} files");
-        stale("dataset", Some(&listed(profile.files.len())), listed(files.len()))?;
-        for (then, now) in profile.files.iter().zip(files) {
-            // Only a file of this machine is looked at: a look at each remote one costs a request.
-            if matches!(now, Location::Local(_)) {
-                let (bytes, _) = corpus.stores.about(now)?;
-                // Compared by file name alone: a dataset may have moved, or be named from another directory.
-                let facts = |location: &Location, bytes| format!("`{}` of {bytes} bytes", location.name());
-                let then = facts(&Location::parse(&then.path), then.bytes);
-                stale("dataset", Some(&then), facts(now, bytes))?;
-            }
+        current::check_settings(settings, &basis, &profile)?;
+        current::check_mixture(&corpus.mixture, &profile)?;
+        for (index, reader) in corpus.readers.iter().enumerate() {
+            current::check_files(index, reader.files(), &corpus.stores, &profile)?;
         }
         Ok(Self { profile, corpus, rule, on_changed_media: settings.on_changed_media })
     }

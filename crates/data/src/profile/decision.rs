@@ -4,7 +4,9 @@ use super::{OnBadSample, RowSink};
 use crate::error::DataError;
 use crate::source::unread::UnreadCounts;
 use crate::statistics::tally::Tally;
-use dflop_types::{DatasetHasher, Problem, ProfiledSample, counted};
+use dflop_types::{DatasetHasher, Problem, ProfiledSample, counted, printable};
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 /// A sample that gives no row.
 #[derive(Debug)]
@@ -37,6 +39,7 @@ pub(crate) struct Decision<'s> {
     pub(crate) num_rows: u64,
     num_silent: u64,
     num_long: u64,
+    ids: SeenIds,
 }
 
 impl<'s> Decision<'s> {
@@ -62,6 +65,7 @@ impl<'s> Decision<'s> {
             num_rows: 0,
             num_silent: 0,
             num_long: 0,
+            ids: SeenIds::default(),
         }
     }
 
@@ -82,6 +86,7 @@ impl<'s> Decision<'s> {
         }
         match measured {
             Ok(sample) => {
+                self.ids.push(&sample.id);
                 for index in std::mem::take(&mut self.waiting) {
                     self.substitute(index, &sample)?;
                 }
@@ -140,7 +145,41 @@ impl<'s> Decision<'s> {
                 samples_have(self.num_long)
             ));
         }
+        if let Some(first) = &self.ids.first_repeated {
+            notices.push(format!(
+                "{} an id that a sample before it has too, `{}` is the first: each is a sample of its own, but messages \
+                 and `dflop check --sample` cannot tell them apart",
+                samples_have(self.ids.num_repeated),
+                printable(first)
+            ));
+        }
         notices
+    }
+}
+
+/// The ids of samples, to find those that come again: by their hashes, of the first [`SeenIds::MAX`], so that memory does not
+/// grow with the dataset.
+#[derive(Default)]
+struct SeenIds {
+    hashes: HashSet<u64>,
+    num_repeated: u64,
+    first_repeated: Option<String>,
+}
+
+impl SeenIds {
+    /// Hashes that are kept: 18 MB.
+    const MAX: usize = 1 << 20;
+
+    fn push(&mut self, id: &str) {
+        let mut hasher = DefaultHasher::new();
+        id.hash(&mut hasher);
+        let hash = hasher.finish();
+        if self.hashes.contains(&hash) {
+            self.num_repeated += 1;
+            self.first_repeated.get_or_insert_with(|| id.to_owned());
+        } else if self.hashes.len() < Self::MAX {
+            self.hashes.insert(hash);
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! profile whose rows are taken over ([`Previous`]). The rows do not depend on the number of threads.
 
 mod chunks;
+mod current;
 pub mod dataset;
 mod decision;
 pub(crate) mod measure;
@@ -30,16 +31,16 @@ use selection::{Selection, allocate};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
-use crate::table::merge::BAD_SAMPLES_MAX;
+use crate::table::merge::{BAD_SAMPLES_DEFAULT, BAD_SAMPLES_MAX};
 
 pub use crate::table::complete::{check_complete, check_whole};
+pub use crate::table::problems::{BAD_SAMPLES_FEW, BAD_SAMPLES_MAX_PERCENT};
+pub use current::check_current;
 pub use previous::Previous;
-pub use settings::{
-    BAD_SAMPLES_MAX_PERCENT, ESTIMATED, OnBadSample, OnChangedMedia, ProfileSettings, TEXT_TOKENS,
-};
+pub use settings::{ESTIMATED, OnBadSample, OnChangedMedia, ProfileSettings, TEXT_TOKENS};
 
 /// Settings that decide which samples are taken, not what their shapes are.
-const OF_CHOICE: [&str; 3] = ["on_bad_sample", BAD_SAMPLES_MAX, "seed"];
+const OF_CHOICE: [&str; 4] = ["on_bad_sample", BAD_SAMPLES_MAX, "seed", current::MIXTURE];
 /// The setting that names the profiler, so that rows of another version are not taken over.
 const MEASURED_BY: &str = "measured_by";
 
@@ -176,6 +177,7 @@ fn profile_in_chunks(
         part: settings.part,
         ..DataProfile::default()
     };
+    header.settings.insert(current::MIXTURE.to_owned(), current::mixture_hash(&corpus.mixture));
     header.settings.extend(rule.llm_size.clone().map(|size| (DataProfile::LLM_SIZE.to_owned(), size)));
     header.made_from.extend(rule.template_hash.clone().map(|hash| ("chat_template".to_owned(), hash)));
     let mut notices = Vec::new();
@@ -238,7 +240,10 @@ fn settings_of(settings: &ProfileSettings) -> BTreeMap<String, String> {
     let measured_by = (MEASURED_BY.to_owned(), concat!("dflop ", env!("CARGO_PKG_VERSION")).to_owned());
     let facts = settings.facts().into_iter().map(|(name, value)| (name.to_owned(), value));
     let sampling = (MEDIA_SAMPLING.to_owned(), blocks::SAMPLING.to_owned());
-    let max_percent = (BAD_SAMPLES_MAX.to_owned(), settings.bad_samples_max_percent.to_string());
+    let max_percent = settings.bad_samples_max_percent;
+    let max_percent =
+        max_percent.map_or_else(|| BAD_SAMPLES_DEFAULT.to_owned(), |percent| percent.to_string());
+    let max_percent = (BAD_SAMPLES_MAX.to_owned(), max_percent);
     facts.chain([measured_by, sampling, max_percent]).collect()
 }
 

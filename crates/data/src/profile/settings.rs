@@ -18,9 +18,6 @@ pub enum OnBadSample {
     Substitute,
 }
 
-/// [`ProfileSettings::bad_samples_max_percent`] unless another is set.
-pub const BAD_SAMPLES_MAX_PERCENT: f64 = 5.0;
-
 /// The setting of a data profile that says so where text tokens are [`ESTIMATED`].
 pub const TEXT_TOKENS: &str = "text_tokens";
 
@@ -57,8 +54,9 @@ pub struct ProfileSettings {
     pub video_fps: Option<f64>,
     /// What is done about a sample that cannot be read.
     pub on_bad_sample: OnBadSample,
-    /// Percent of bad samples above which the other policies than `fail` end the profile too.
-    pub bad_samples_max_percent: f64,
+    /// Percent of bad samples above which the other policies than `fail` end the profile too; `None`:
+    /// [`BAD_SAMPLES_MAX_PERCENT`], but never because of [`BAD_SAMPLES_FEW`] or fewer.
+    pub bad_samples_max_percent: Option<f64>,
     /// What is done where a medium changed between profile and training.
     pub on_changed_media: OnChangedMedia,
     /// Seed of `random:N` in the mixture, and of [`ProfileSettings::sample`].
@@ -85,7 +83,7 @@ impl ProfileSettings {
             video_max_frames: None,
             video_fps: None,
             on_bad_sample: OnBadSample::Fail,
-            bad_samples_max_percent: BAD_SAMPLES_MAX_PERCENT,
+            bad_samples_max_percent: None,
             on_changed_media: OnChangedMedia::Fail,
             seed: 0,
             family: None,

@@ -36,7 +36,7 @@ fn texts(sources: &[&[&str]]) -> (TempDir, ProfileSettings) {
     }
     settings.mixture = dir.path().join("data/texts.yaml");
     // Sets are small here, and one bad sample of them a large share.
-    settings.bad_samples_max_percent = 100.0;
+    settings.bad_samples_max_percent = Some(100.0);
     std::fs::write(&settings.mixture, mixture).unwrap();
     (dir, settings)
 }

@@ -410,9 +410,15 @@ pub fn text(drift: &Drift) -> String {
         let _ = writeln!(
             text,
             "\nalike: over all samples no change is both beyond chance and above its limit\n       (distance {DISTANCE_MAX:.2}, mean \
-             {}, share of a kind {:.0} points)\nno new plan is needed",
+             {}, share of a kind {:.0} points)\n{}",
             number::whole_percent(MEAN_MAX),
-            SHARE_MAX * 100.0
+            SHARE_MAX * 100.0,
+            if samples.same == samples.before && samples.same == samples.after {
+                "no new plan is needed"
+            } else {
+                "the layout of the old plan still suits; but the samples are others, and `dflop train`\nrefuses a plan of \
+                 other samples: run `dflop plan` before you train on them"
+            }
         );
     }
     text

@@ -13,6 +13,8 @@ const SHOWN: usize = 20;
 
 /// The setting that says how many percent of the samples may be bad where they are left out or replaced.
 pub(crate) const BAD_SAMPLES_MAX: &str = "bad_samples_max_percent";
+/// What it is where the user set no percentage.
+pub(crate) const BAD_SAMPLES_DEFAULT: &str = "default";
 
 /// What a merge came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +49,12 @@ pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Merged, DataError> {
         let problems = problems.into_iter().map(|(_, problem)| problem).collect();
         return Err(DataError::Samples { problems, num_samples, files: headers[0].0.files.clone() });
     }
-    let percent_max = headers[0].0.settings.get(BAD_SAMPLES_MAX).and_then(|percent| percent.parse().ok());
+    let percent_max = match headers[0].0.settings.get(BAD_SAMPLES_MAX).map(String::as_str) {
+        Some(BAD_SAMPLES_DEFAULT) => Some(None),
+        Some(percent) => percent.parse().ok().map(Some),
+        // Parts of a version that had no such limit.
+        None => None,
+    };
     if let Some(percent_max) = percent_max {
         let all: Vec<_> = problems.iter().map(|(_, problem)| problem.clone()).collect();
         check_bad_samples(&all, num_samples, percent_max, &headers[0].0.files)?;

@@ -80,20 +80,26 @@ pub(crate) fn put(path: &Path, prepared: Option<Neighbour>) -> io::Result<()> {
     }
 }
 
-/// Bad samples that no share is formed of: of a few samples, one is a large share.
-const FEW: usize = 4;
+/// Percent of bad samples above which `skip` and `substitute` end a command, where the user set no other.
+pub const BAD_SAMPLES_MAX_PERCENT: f64 = 5.0;
 
-/// `Ok` if few enough samples are bad to go on without them: at most `percent_max` of all, or a handful.
+/// So many bad samples never end a command where the user set no percentage: of a few samples, one is a large share.
+pub const BAD_SAMPLES_FEW: usize = 4;
+
+/// `Ok` if few enough samples are bad to go on without them: at most `percent_max` of all; where the user set none, at most
+/// [`BAD_SAMPLES_MAX_PERCENT`], or [`BAD_SAMPLES_FEW`].
 ///
 /// # Errors
 /// [`DataError::TooManyBad`] with every one.
 pub(crate) fn check_bad_samples(
     problems: &[Problem],
     num_samples: u64,
-    percent_max: f64,
+    percent_max: Option<f64>,
     files: &[SourceFile],
 ) -> Result<(), DataError> {
-    if problems.len() <= FEW || problems.len() as f64 * 100.0 <= percent_max * num_samples as f64 {
+    let is_few = percent_max.is_none() && problems.len() <= BAD_SAMPLES_FEW;
+    let percent_max = percent_max.unwrap_or(BAD_SAMPLES_MAX_PERCENT);
+    if is_few || problems.len() as f64 * 100.0 <= percent_max * num_samples as f64 {
         return Ok(());
     }
     Err(DataError::TooManyBad {

@@ -1,6 +1,7 @@
 //! `dflop report --against`: two runs side by side; and the plans of a run that has changed its plan.
 
-use super::found::{Found, Planned};
+use super::found::Found;
+use super::planned::Planned;
 use super::title;
 use crate::Failure;
 use crate::args;

@@ -1,6 +1,7 @@
 //! What a directory holds for a report: profiles, plans, and a run.
 
 use super::path::slow_steps;
+use super::planned::{Planned, optional};
 use super::{for_page, loss, shapes, title};
 use crate::Failure;
 use crate::arms::ArmSummary;
@@ -15,7 +16,7 @@ use dflop_plan::Caveats;
 use dflop_report::{Report, StepView};
 use dflop_step::StepScheduler;
 use dflop_types::artifact::MadeFrom;
-use dflop_types::{Artifact, ArtifactError, DataProfile, ModelProfile, Plan, artifact, number};
+use dflop_types::{DataProfile, ModelProfile, Plan, artifact, number};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,8 @@ pub(super) struct Found {
     /// Every plan that steps were trained with, in their order; or the plan of the directory where the run names none.
     pub(super) planned: Vec<Planned>,
     pub(super) metrics: Vec<StepMetrics>,
+    /// All steps that were trained, those of plans that are not here among them: their losses are still true.
+    trained: Vec<StepMetrics>,
     traces: Vec<StepTrace>,
     pub(super) schedules: Vec<StepSchedule>,
     events: Vec<StepEvent>,
@@ -61,7 +64,7 @@ impl Found {
             }
             _ => (Vec::new(), Vec::new()),
         };
-        let axis = loss::Axis::of(&self.metrics);
+        let axis = loss::Axis::of(&self.trained);
         Ok(Report {
             shapes,
             memory,
@@ -79,11 +82,11 @@ impl Found {
             data: self.data.clone(),
             outliers: self.outliers(dir)?,
             model: self.model.clone(),
-            loss: loss::trained(&self.metrics, &axis),
+            loss: loss::trained(&self.trained, &axis),
             is_loss_by_update: axis.is_by_update,
             held_out: loss::held_out(&self.evaluations, &axis),
-            loss_by_kind: loss::groups("kind", &self.metrics, &self.evaluations, &axis),
-            loss_by_source: loss::groups("source", &self.metrics, &self.evaluations, &axis),
+            loss_by_kind: loss::groups("kind", &self.trained, &self.evaluations, &axis),
+            loss_by_source: loss::groups("source", &self.trained, &self.evaluations, &axis),
             events: self.events.iter().map(StepEvent::view).collect(),
             slow_steps: self.slow_steps(&views)?,
             warnings: self.warnings()?,
@@ -104,11 +107,13 @@ impl Found {
             Some(last) => last.model.clone(),
             None => optional(artifact::read(&dir.join("model_profile.json")))?,
         };
-        let found = Self {
+        let metrics: Vec<StepMetrics> = measured::read_lines(&run.join("metrics.jsonl"))?.unwrap_or_default();
+        let mut found = Self {
             data: optional(table::read(&dir.join(table::FILE_NAME)))?,
             model,
             plan: last.map(|last| last.plan.clone()),
-            metrics: measured::read_lines(&run.join("metrics.jsonl"))?.unwrap_or_default(),
+            trained: metrics.clone(),
+            metrics,
             traces: measured::read_lines(&run.join("trace.jsonl"))?.unwrap_or_default(),
             events: measured::read_lines(&run.join("events.jsonl"))?.unwrap_or_default(),
             evaluations: measured::read_lines(&run.join("evaluations.jsonl"))?.unwrap_or_default(),
@@ -125,6 +130,11 @@ impl Found {
                 Some("begin with `dflop profile data`".to_owned()),
             ));
         }
+        let others = measured::of_other_plans(&found.schedules, &found.hashes());
+        let is_other = |step: u64, arm: &str| others.contains(&(step, arm.to_owned()));
+        found.schedules.retain(|line| !is_other(line.schedule.step, &line.arm));
+        found.metrics.retain(|line| !is_other(line.step, &line.arm));
+        found.traces.retain(|line| !is_other(line.step, &line.arm));
         measured::check_run(&schedules_path, &found.schedules, &found.hashes())?;
         Ok(found)
     }
@@ -335,9 +345,21 @@ impl Found {
         self.metrics.iter().filter(|step| !known.contains(&(step.step, step.arm.as_str()))).count() as u64
     }
 
+    /// How many steps are left out, as their plan is not here; `None` where none are.
+    pub(super) fn of_other_plans(&self) -> Option<String> {
+        let num_others = (self.trained.len() - self.metrics.len()) as u64;
+        (num_others > 0).then(|| {
+            format!(
+                "{} of the run were trained with a plan that is not there any more: their losses are shown, their times are not",
+                counted(num_others, "step")
+            )
+        })
+    }
+
     /// Every act that changed the answer, as a sentence with its count.
     fn warnings(&self) -> Result<Vec<String>, Failure> {
         let mut warnings = self.stale();
+        warnings.extend(self.of_other_plans());
         if self.is_rehearsed() {
             warnings.push(
                 "the steps are rehearsed: nothing was computed, each action slept for its predicted time"
@@ -395,104 +417,4 @@ impl Found {
         }
         Ok(warnings)
     }
-}
-
-/// The artifact that was read; `None` if there is no such file.
-fn optional<A>(read: Result<A, ArtifactError>) -> Result<Option<A>, Failure> {
-    match read {
-        Ok(artifact) => Ok(Some(artifact)),
-        Err(ArtifactError::Missing { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// A plan that steps were trained with.
-pub(in crate::commands) struct Planned {
-    /// The name of its file.
-    pub(in crate::commands) name: String,
-    pub(in crate::commands) hash: String,
-    pub(in crate::commands) plan: Plan,
-    /// What it was made from; where that is not there, the model profile that is.
-    pub(in crate::commands) model: Option<ModelProfile>,
-}
-
-impl Planned {
-    /// The plans that the steps were trained with, in the order of the steps; `plan.json` of `dir` where no step names one that is there.
-    /// They are looked for in `dir`, and in `run`, which keeps copies: what stands in `dir` may have been made anew since.
-    pub(in crate::commands) fn of(
-        dir: &Path,
-        run: Option<&Path>,
-        schedules: &[StepSchedule],
-    ) -> Result<Vec<Self>, Failure> {
-        let mut hashes: Vec<&String> = Vec::new();
-        for hash in schedules.iter().filter_map(|line| line.made_from.get("plan")) {
-            if !hashes.contains(&hash) {
-                hashes.push(hash);
-            }
-        }
-        let dirs = || [Some(dir), run].into_iter().flatten();
-        let usual: Option<Plan> = optional(artifact::read(&dir.join("plan.json")))?;
-        let usual = usual.map(|plan| ("plan.json".to_owned(), artifact::hash_of(&plan), plan));
-        // A run that has changed its plan names more than one: others lie beside it under names like plan.live.json.
-        let is_of_usual =
-            usual.as_ref().is_some_and(|(_, hash, _)| hashes.iter().all(|found| *found == hash));
-        let others = if is_of_usual { Vec::new() } else { named::<Plan>(dirs(), "plan.") };
-        let mut known: Vec<(String, String, Plan)> = usual.into_iter().collect();
-        for (name, plan) in others {
-            known.push((name, artifact::hash_of(&plan), plan));
-        }
-        let mut found: Vec<&(String, String, Plan)> =
-            hashes.iter().filter_map(|hash| known.iter().find(|(_, own, _)| own == *hash)).collect();
-        if found.is_empty() {
-            found.extend(known.iter().find(|(name, ..)| name == "plan.json"));
-        }
-        let usual: Option<ModelProfile> = optional(artifact::read(&dir.join("model_profile.json")))?;
-        let usual_hash = usual.as_ref().map(artifact::hash_of);
-        let is_of_usual = |plan: &Plan| {
-            plan.made_from.get("model_profile").is_none_or(|hash| Some(hash) == usual_hash.as_ref())
-        };
-        let others = if found.iter().all(|(_, _, plan)| is_of_usual(plan)) {
-            Vec::new()
-        } else {
-            named::<ModelProfile>(dirs(), "model_profile.")
-        };
-        let model = |plan: &Plan| {
-            let is_its =
-                |model: &ModelProfile| plan.made_from.get("model_profile") == Some(&artifact::hash_of(model));
-            let other = || others.iter().find(|(_, model)| is_its(model)).map(|(_, model)| model);
-            if is_of_usual(plan) { usual.clone() } else { other().or(usual.as_ref()).cloned() }
-        };
-        let planned = |(name, hash, plan): &(String, String, Plan)| Self {
-            name: name.clone(),
-            hash: hash.clone(),
-            plan: plan.clone(),
-            model: model(plan),
-        };
-        Ok(found.into_iter().map(planned).collect())
-    }
-}
-
-/// The artifacts that can be read and whose file is called like `plan.live.json`: of each directory by name.
-fn named<'a, A: Artifact + serde::de::DeserializeOwned>(
-    dirs: impl Iterator<Item = &'a Path>,
-    start: &str,
-) -> Vec<(String, A)> {
-    dirs.flat_map(|dir| named_in(dir, start)).collect()
-}
-
-fn named_in<A: Artifact + serde::de::DeserializeOwned>(dir: &Path, start: &str) -> Vec<(String, A)> {
-    let files = std::fs::read_dir(dir)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut names: Vec<String> = files
-        .filter(|name| {
-            name.starts_with(start) && Path::new(name).extension().is_some_and(|end| end == "json")
-        })
-        .collect();
-    names.sort();
-    names
-        .into_iter()
-        .filter_map(|name| Some((name.clone(), artifact::read(&dir.join(&name)).ok()?)))
-        .collect()
 }

@@ -5,6 +5,7 @@ mod found;
 mod loss;
 mod metrics;
 mod path;
+mod planned;
 mod shapes;
 mod watch;
 
@@ -15,7 +16,7 @@ use crate::arms::ArmSummary;
 use crate::comparison::{Comparison, usual_step};
 use dflop_types::{Timeline, artifact};
 use found::Found;
-pub(super) use found::Planned;
+pub(super) use planned::Planned;
 use std::path::Path;
 pub(super) use watch::run as watch;
 
@@ -98,6 +99,9 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
     }
     for against in [&report.against, &report.plans].into_iter().flatten() {
         out!("{}", against::words(against));
+    }
+    if let Some(words) = found.of_other_plans() {
+        outln!("{words}");
     }
     outln!("report: {}", out.display());
     Ok(())
