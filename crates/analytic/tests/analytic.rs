@@ -230,8 +230,7 @@ fn every_model_is_estimated_with_adapters() {
         assert!(of_rank(0).eq(without.variants.iter()) && profile.modules == without.modules);
         let llm = model.architecture().unwrap().llm;
         let (queries, keys) = (llm.num_heads * llm.head_size, llm.num_key_value_heads * llm.head_size);
-        let full =
-            2 * (llm.width + queries) + u64::from(llm.has_output_gate) * queries + 2 * (llm.width + keys);
+        let full = 4 * llm.width + (2 + u64::from(llm.has_output_gate)) * queries + 2 * keys;
         // In the mean of both kinds, a layer with linear attention has queries, keys and values of one map, gates, two maps to
         // one value a head, and out.
         let attention = llm.linear.map_or(full, |one| {
