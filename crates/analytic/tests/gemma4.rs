@@ -11,8 +11,12 @@ fn config(text: &Value, whole: &Value) -> Value {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
         },
     });
-    all["text_config"].as_object_mut().unwrap().extend(text.as_object().unwrap().clone());
-    all.as_object_mut().unwrap().extend(whole.as_object().unwrap().clone());
+    for (name, value) in text.as_object().into_iter().flatten() {
+        all["text_config"][name] = value.clone();
+    }
+    for (name, value) in whole.as_object().into_iter().flatten() {
+        all[name] = value.clone();
+    }
     all
 }
 
