@@ -230,8 +230,7 @@ fn every_model_is_estimated_with_adapters() {
         assert!(of_rank(0).eq(without.variants.iter()) && profile.modules == without.modules);
         let llm = model.architecture().unwrap().llm;
         let (queries, keys) = (llm.num_heads * llm.head_size, llm.num_key_value_heads * llm.head_size);
-        let gates = if llm.has_output_gate { queries } else { 0 };
-        let full = 2 * (llm.width + queries) + gates + 2 * (llm.width + keys);
+        let full = 4 * llm.width + (2 + u64::from(llm.has_output_gate)) * queries + 2 * keys;
         // In the mean of both kinds, a layer with linear attention has queries, keys and values of one map, gates, two maps to
         // one value a head, and out.
         let attention = llm.linear.map_or(full, |one| {
@@ -254,7 +253,11 @@ fn every_model_is_estimated_with_adapters() {
         let (base, layer) = (&profile.modules["llm_layer"], of_rank(16).next().unwrap());
         assert_eq!(layer.tensor_parallel_degree, 1);
         let layer = &layer.modules["llm_layer"];
-        assert_eq!(layer.num_parameters - base.num_parameters, 16 * (attention + mlp), "{}", model.name);
+        let adapted = llm.full_heads.map_or(16 * attention, |own| {
+            let full = 3 * llm.width + (2 * llm.num_heads + own.num_key_value_heads) * own.head_size;
+            16 * (5 * attention + full) / 6
+        });
+        assert_eq!(layer.num_parameters - base.num_parameters, adapted + 16 * mlp, "{}", model.name);
         for (with, all) in layer.linear.points.iter().zip(&base.linear.points) {
             assert!(with.repeats == 0 && with.activation_bytes < all.activation_bytes);
             // Below, the host is slower than the device, and adapters have more kernels.
