@@ -268,7 +268,7 @@ def run_arm(
     from torch.utils.data import DataLoader
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-    from dflop.integrations import balance_encoder, encoder, remove_padding
+    from dflop.integrations import balance_encoder, remove_padding, shared_tower
     from dflop.integrations.accelerate import keep_batches
 
     class Clock(TrainerCallback):
@@ -310,10 +310,10 @@ def run_arm(
         for layer in [*model.model.vision_tower.encoder.layer, *model.model.language_model.layers]:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    shares = encoder.assign_units
+    shares = shared_tower.assign_units
     if layout == "fsdp2" or arm == "both":
         if arm != "both":
-            encoder.assign_units = stay_at_home
+            shared_tower.assign_units = stay_at_home
         balance_encoder(model)
     clock = Clock()
     trainer = Trainer(model, arguments, collated, data, callbacks=[clock])  # type: ignore[arg-type]
@@ -328,7 +328,7 @@ def run_arm(
     try:
         trainer.train()
     finally:
-        encoder.assign_units = shares
+        shared_tower.assign_units = shares
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     found = {"seconds": clock.last - clock.first, "losses": losses}
     return found if unpadded is None else {**found, "padding_ratio": unpadded.padding_ratio}

@@ -157,7 +157,8 @@ def test_every_family_has_them(family, tmp_path, monkeypatch):
         model_dir = write_model(directory, family)
         path = model_dir / "config.json"
         config = json.loads(path.read_text())
-        text = config.get("text_config", config)
+        of_model = config.get("thinker_config", config)
+        text = of_model.get("text_config", of_model)
         # Gradients of key biases are nothing but rounding: with weights as large as in fewer layers there is more of it.
         text |= {"num_hidden_layers": 4, "initializer_range": 0.05}
         text.pop("layer_types", None)

@@ -119,7 +119,14 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
     config = lora_config(model, rank, alpha)
     # These modules train in place; peft would train a copy of each.
     config.modules_to_save = None
-    inject_adapter_in_model(config, model)
+    # Of a whole model of some families with experts peft would put adapters on the experts, for those that the MLP's
+    # names ask for. A piece has no configuration, so peft does not there.
+    of_model = model.__dict__.pop("config", None)
+    try:
+        inject_adapter_in_model(config, model)
+    finally:
+        if of_model is not None:
+            model.__dict__["config"] = of_model
     _slice(model)
     slices = slices_of(model)
     for name, parameter in model.named_parameters():

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from dflop.models import load_adapter
 from dflop.models.adapters import merged, write_adapter
 from dflop.models.errors import hinted, profile_error
+from dflop.models.experts import WITH_DENSE_FIRST
 from dflop.models.export import write_model
 from dflop.models.parameters import kept_buffers
 from dflop.runtime.checkpoint import damage
@@ -65,6 +66,9 @@ def export(request: Mapping[str, Any]) -> int:
         if model["recipe"] != "lora":
             message = f"`{run}` was trained with `train.recipe: {model['recipe']}`, it has no adapters"
             raise hinted(profile_error(message), "leave `--adapter` out")
+        if whole.config.get_text_config().model_type in WITH_DENSE_FIRST:
+            message = f"adapters of `{adapter.family}`: peft would read those of its MLPs as adapters of its experts"
+            raise hinted(profile_error(message), "leave `--adapter` out: they are merged into the weights")
         write_adapter(whole, parameters, source, out, *adapters, _DTYPES[dtype])
         what = f"adapters of rank {adapters[0]}"
     else:
