@@ -119,8 +119,8 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
     config = lora_config(model, rank, alpha)
     # These modules train in place; peft would train a copy of each.
     config.modules_to_save = None
-    # Of a whole model of some families peft would put the adapters that the MLP's names ask for on the experts.
-    # A piece has no configuration, so peft does not there.
+    # Of a whole model of some families peft would put the adapters that the MLP's names ask for on the
+    # experts. A piece has no configuration, so peft does not there.
     of_model = model.__dict__.pop("config", None)
     try:
         inject_adapter_in_model(config, model)

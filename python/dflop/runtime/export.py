@@ -66,7 +66,8 @@ def export(request: Mapping[str, Any]) -> int:
         if model["recipe"] != "lora":
             message = f"`{run}` was trained with `train.recipe: {model['recipe']}`, it has no adapters"
             raise hinted(profile_error(message), "leave `--adapter` out")
-        if whole.config.get_text_config().model_type in WITH_DENSE_FIRST:
+        config: Any = whole.config
+        if config.get_text_config().model_type in WITH_DENSE_FIRST:
             message = f"adapters of `{adapter.family}`: peft would read those of MLPs as adapters of experts"
             raise hinted(profile_error(message), "leave `--adapter` out: they are merged into the weights")
         write_adapter(whole, parameters, source, out, *adapters, _DTYPES[dtype])
