@@ -65,7 +65,7 @@ fn a_reduction_that_was_not_measured_is_told() {
         profile.to_string()
     });
     let planned = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=true,zero=1"]);
-    let notice = "note: the reduction of the gradients was not measured as it is: its time is assumed";
+    let notice = "note: the reduction of the gradients was not measured: its time is assumed";
     assert_says(&planned, notice);
     assert_says(&session.dflop(&["simulate", "-c", "demo/dflop.yaml"]), notice);
 }

@@ -115,7 +115,10 @@ fn what_follows_from_an_estimate_is_marked() {
     }
     // Whose memory is the budget, without one.
     let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
-    assert!(said.contains("memory budget 124.75 GiB, 95.0 % of the device's: none was given"), "{said}");
+    assert!(
+        said.contains("memory budget 124.75 GiB: 95.0 % of the device's memory, as none is set"),
+        "{said}"
+    );
     let said = session.dflop(&["report", "demo"]);
     assert!(said.contains("status: 0"), "{said}");
     let page = fs::read_to_string(session.path("demo/report.html")).unwrap();

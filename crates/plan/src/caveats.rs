@@ -67,9 +67,7 @@ impl Caveats {
         if !self.is_network_measured {
             notes.push("the network was not measured: transfers are taken as free".to_owned());
         } else if !self.is_reduction_measured {
-            notes.push(
-                "the reduction of the gradients was not measured as it is: its time is assumed".to_owned(),
-            );
+            notes.push("the reduction of the gradients was not measured: its time is assumed".to_owned());
         }
         notes
     }

@@ -127,7 +127,7 @@ fn budget_words(searched: &SearchedSpace) -> String {
     match searched.memory_budget_bytes {
         Some(bytes) if searched.is_budget_given => format!("memory budget {}", memory_size(bytes)),
         Some(bytes) => format!(
-            "memory budget {}, {} of the device's: none was given",
+            "memory budget {}: {} of the device's memory, as none is set",
             memory_size(bytes),
             percent(ModelProfile::MEMORY_PERMILLE as f64 / 1e3)
         ),
@@ -265,6 +265,8 @@ pub fn gain(ways: &[WayPrediction], best: &RankedPlan) -> String {
     let over = |ns: u64| baseline_ns as f64 / ns.max(1) as f64;
     let own = over(best.prediction.step_ns_mean);
     let ahead = ways.iter().find(|way| way.way == "aware-ahead").and_then(|way| way.step_ns_mean);
+    // On colocated ranks nothing runs ahead: both are one.
+    let ahead = ahead.filter(|&ns| ns != best.prediction.step_ns_mean);
     let ahead = ahead
         .map_or_else(String::new, |ns| format!("; with `train.schedule: aware-ahead` {}", times(over(ns))));
     let verdict = if own > 1.0 { "gain" } else { "no gain" };

@@ -406,7 +406,7 @@ fn without_a_budget_the_devices_memory_is_held_against_a_plan() {
     assert_ne!(limited.ranked, unlimited.ranked);
     let told = explain(&limited);
     assert!(
-        limited.ranked.is_empty() || told.contains(", 95.0 % of the device's: none was given\n"),
+        limited.ranked.is_empty() || told.contains(": 95.0 % of the device's memory, as none is set\n"),
         "{told}"
     );
     // What is given counts, above the device's as well.

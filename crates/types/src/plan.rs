@@ -255,7 +255,7 @@ impl fmt::Display for Rejection {
                 "too few buckets for a global batch: the fullest needs {needed_tokens} or more LLM tokens, `bucket_tokens_max` is {bucket_tokens_max}"
             ),
             Self::Bound => f.write_str(
-                "slower than the plans listed here for certain: a lower bound on the step is longer",
+                "certainly slower than the plans listed here: even the lower bound of the step is longer",
             ),
             Self::Estimate => {
                 f.write_str("estimated slower than the candidates that were judged, so not judged")

@@ -247,7 +247,7 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         if !scheduler.model().is_network_measured() {
             outln!("note: the network was not measured: transfers are taken as free");
         } else if basis.lacks_reduction {
-            outln!("note: the reduction of the gradients was not measured as it is: its time is assumed");
+            outln!("note: the reduction of the gradients was not measured: its time is assumed");
         }
     }
     let trained = inputs.config.train.schedule.as_str();
