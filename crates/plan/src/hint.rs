@@ -1,7 +1,7 @@
 //! What to do if no plan fits: the limit that binds, and a value that would do.
 
 use crate::outcome::Outcome;
-use dflop_types::{Rejection, memory_size, thousands};
+use dflop_types::{Component, Rejection, memory_size, thousands};
 
 impl Outcome {
     /// What to do if no plan fits, in words; `None` if there is a plan.
@@ -90,6 +90,9 @@ impl Outcome {
             }
             Some(Rejection::TooFewSamples { global_batch_size, .. }) => {
                 of("train.global_batch_size", (*global_batch_size).into())
+            }
+            Some(Rejection::StagesExceedLayers { component: Component::Encoder, layers: 1, .. }) => {
+                "the model's encoder, which is one stage".to_owned()
             }
             Some(
                 Rejection::StagesExceedLayers { layers, .. } | Rejection::ChunksExceedLayers { layers, .. },

@@ -336,6 +336,11 @@ mod tests {
         let component = Component::Encoder;
         assert_eq!(fallen, [Rejection::StagesExceedLayers { component, stages: 4, layers: 3 }]);
         assert_eq!(fallen[0].to_string(), "encoder pp 4 exceeds the 3 layers of the encoder");
+        let whole = Rejection::StagesExceedLayers { component, stages: 2, layers: 1 };
+        assert_eq!(
+            whole.to_string(),
+            "encoder pp 2, but the encoder is one stage: it cannot be cut into several"
+        );
     }
 
     /// Tensor groups have the sizes that are asked for, and each group is inside a node. There are 7 ranks.

@@ -221,6 +221,9 @@ pub enum Rejection {
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::StagesExceedLayers { component: Component::Encoder, stages, layers: 1 } => {
+                write!(f, "encoder pp {stages}, but the encoder is one stage: it cannot be cut into several")
+            }
             Self::StagesExceedLayers { component, stages, layers } => {
                 let whole = if component.is_llm() { "LLM backbone" } else { "encoder" };
                 write!(f, "{component} pp {stages} exceeds the {layers} layers of the {whole}")
