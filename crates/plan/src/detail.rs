@@ -11,8 +11,9 @@
 use crate::error::PlanError;
 use crate::input::{SearchEffort, SearchInput};
 use crate::models::Models;
-use crate::search::{plan_alone, sampled_batches, work_bound_ns};
+use crate::search::{plan_alone, sampled_batches};
 use crate::space::Candidate;
+use crate::work_bound::work_bound_ns;
 use dflop_cost::RankMemory;
 use dflop_step::{Arm, Method, StepError};
 use dflop_types::number::{self, percent, times};

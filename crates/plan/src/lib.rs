@@ -51,6 +51,7 @@ mod search;
 mod space;
 mod way_out;
 mod wide;
+mod work_bound;
 
 pub use baseline::{compare, data_parallel_of, refusal};
 pub use caveats::Caveats;

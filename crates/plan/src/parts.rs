@@ -10,9 +10,9 @@ use crate::input::{SearchEffort, SearchInput};
 use crate::judge::judge_one;
 use crate::models::Models;
 use crate::run_memory::Held;
-use crate::search::work_bound_ns;
 use crate::space::{Candidate, Rules, colocated, layouts_with};
 use crate::wide::{ENCODER_STAGES, colocated_groups, ways};
+use crate::work_bound::work_bound_ns;
 use dflop_types::{Layout, RankedPlan, Recomputation};
 use std::collections::BTreeSet;
 

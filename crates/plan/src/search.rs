@@ -19,10 +19,10 @@ use crate::rivals::{Rival, rivals};
 use crate::run_memory::{Held, Run};
 use crate::space::{Candidate, Rules, colocated};
 use crate::wide::{colocated_groups, first_modes, recomputing, ways, wide};
-use dflop_cost::CostModel;
+use crate::work_bound::work_bound_ns;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, check_samples};
-use dflop_types::{Cluster, Layout, MicrobatchShape, RankedPlan, Rejection, SampleIndex};
+use dflop_types::{Cluster, Layout, RankedPlan, Rejection, SampleIndex};
 use std::sync::Arc;
 
 /// The best plans for the cluster, and why the others were not chosen.
@@ -219,25 +219,6 @@ fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result
     let left_out_ns = [wide.left_out_ns, more.left_out_ns].concat();
     let number = (all.len() + rejections.len() + left_out_ns.len()) as u64;
     Ok(Candidates { contenders: all, rejections, left_out_ns, number, is_cut: false })
-}
-
-/// The work bound: all predicted work of a global batch divided by the number of ranks, in nanoseconds, as a mean over the
-/// batches. No step is shorter.
-///
-/// The work is forward and backward of both components without recomputation, at the rate of the whole batch. If layers
-/// are cut, the cost model has the time of one rank of a tensor group, so it counts once for each rank of the group.
-pub(crate) fn work_bound_ns(input: &SearchInput<'_>, model: &CostModel, batches: &[Vec<SampleIndex>]) -> u64 {
-    let work_ns = |batch: &Vec<SampleIndex>| {
-        let whole = MicrobatchShape::pack(batch.iter().map(|sample| &input.shapes[sample.index()]));
-        let llm = model.llm_stage(&whole, model.num_llm_layers(), true, true);
-        let settings = model.settings();
-        let of = |ns: u64, degree: u32| u128::from(ns) * u128::from(degree);
-        of(model.encoder(&whole).total_ns(), settings.encoder.tensor_parallel_degree)
-            + of(llm.total_ns(), settings.llm.tensor_parallel_degree)
-    };
-    let sum: u128 = batches.iter().map(work_ns).sum();
-    let over = (batches.len().max(1) as u128) * u128::from(input.cluster.num_ranks);
-    u64::try_from(sum / over).unwrap_or(u64::MAX)
 }
 
 /// Judges all contenders that no bound rules out.
