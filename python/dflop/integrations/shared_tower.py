@@ -107,6 +107,10 @@ class SharedTower:
         Every rank calls it equally often. It sends sizes between hosts and waits for those, and sends rows
         without waiting.
 
+        Args:
+            *args: of the tower, its media first; or an `Absent` alone.
+            **kwargs: of the tower.
+
         Returns:
             What the tower gives, or the features alone where the rank has no media (None: no rank has), and
             the loads of the ranks, with and without sharing.

@@ -126,6 +126,9 @@ class Options:
     def kept_files(self) -> dict[str, bytes]:
         """Plan and model profile as they are now, by the names that a run keeps copies of them under.
 
+        Returns:
+            The bytes of each file.
+
         Raises:
             OSError: One cannot be read.
         """

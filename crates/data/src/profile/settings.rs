@@ -55,7 +55,7 @@ pub struct ProfileSettings {
     /// What is done about a sample that cannot be read.
     pub on_bad_sample: OnBadSample,
     /// Percent of bad samples above which the other policies than `fail` end the profile too; `None`:
-    /// [`BAD_SAMPLES_MAX_PERCENT`], but never because of [`BAD_SAMPLES_FEW`] or fewer.
+    /// [`super::BAD_SAMPLES_MAX_PERCENT`], but never because of [`super::BAD_SAMPLES_FEW`] or fewer.
     pub bad_samples_max_percent: Option<f64>,
     /// What is done where a medium changed between profile and training.
     pub on_changed_media: OnChangedMedia,
