@@ -40,7 +40,7 @@ fn a_plan_that_leaves_a_rank_free_is_the_plan_of_its_cluster() {
     let session = session();
     let config = fs::read_to_string(session.path("dflop.yaml")).unwrap();
     fs::write(session.path("dflop.yaml"), config.replace("num_ranks: 8", "num_ranks: 9")).unwrap();
-    let said = session.dflop(&["plan"]);
+    let said = session.dflop(&["plan", "--sampled-batches", "1"]);
     assert!(
         said.contains("status: 0") && said.contains("\n  ranks   8 of 9: the last is left free, "),
         "{said}"
@@ -55,9 +55,9 @@ fn a_plan_that_leaves_a_rank_free_is_the_plan_of_its_cluster() {
         said.contains("\nspeed: ") && said.contains(", MFU ") && said.contains("\nexposed communication: "),
         "{said}"
     );
-    let json = session.dflop(&["plan", "--json"]);
+    let json = session.dflop(&["plan", "--json", "--sampled-batches", "1"]);
     assert!(json.contains("\"num_ranks\": 8") && json.contains("\"num_free_ranks\": 1"), "{json}");
-    let command = session.dflop(&["plan", "--emit", "torchrun"]);
+    let command = session.dflop(&["plan", "--emit", "torchrun", "--sampled-batches", "1"]);
     assert!(command.contains("torchrun --standalone --nproc-per-node 8 "), "{command}");
     let simulated = session.dflop(&["simulate", "--steps", "1"]);
     assert!(simulated.contains("status: 0"), "{simulated}");
