@@ -7,7 +7,6 @@ use crate::search::sampled_batches;
 use crate::space::Candidate;
 use dflop_step::Arm;
 use dflop_types::{ModelProfile, Network, RankedPlan};
-use std::sync::Arc;
 
 /// The most global batches that the time is a mean of.
 const BATCHES: usize = 2;
@@ -34,14 +33,7 @@ pub fn exposed_communication_ns(
     let degrees = [Some(plan.layout.encoder.tp), Some(plan.layout.llm.tp)];
     let scheduler = candidate.scheduler(input, &Models::cut_over(input, degrees)?)?;
     let profile = ModelProfile { network: Network::default(), ..input.model_profile.clone() };
-    let free = SearchInput {
-        model_profile: &profile,
-        shapes: Arc::clone(&input.shapes),
-        only: input.only.clone(),
-        made_from: input.made_from.clone(),
-        cluster: input.cluster.clone(),
-        ..*input
-    };
+    let free = SearchInput { model_profile: &profile, ..input.clone() };
     let without = candidate.scheduler(&free, &Models::cut_over(&free, degrees)?)?;
     let mut batches = sampled_batches(input)?;
     batches.truncate(if batches[0].len() > LARGE_SAMPLES { 1 } else { BATCHES });

@@ -19,7 +19,6 @@ use dflop_step::{Arm, Method, StepError};
 use dflop_types::number::{self, percent, times};
 use dflop_types::{Cluster, Rank, RankedPlan, Recomputation, Zero, memory_size};
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 /// The most global batches that the detail is a mean of.
 const BATCHES: usize = 4;
@@ -90,10 +89,7 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
     // The ranks of the plan do the work: those that it leaves free do none.
     let used = SearchInput {
         cluster: Cluster { num_ranks: plan.layout.num_ranks(), ..input.cluster.clone() },
-        shapes: Arc::clone(&input.shapes),
-        only: input.only.clone(),
-        made_from: input.made_from.clone(),
-        ..*input
+        ..input.clone()
     };
     let work_ns = work_bound_ns(&used, models.plain(), &batches).min(step_ns);
     let without = Candidate { recompute: Recomputation::NONE, ..candidate };
@@ -179,11 +175,8 @@ fn without_parts(
             only,
             compares: false,
             effort: SearchEffort::Quick,
-            shapes: Arc::clone(&input.shapes),
-            made_from: input.made_from.clone(),
-            cluster: input.cluster.clone(),
             progress: &|_, _| {},
-            ..*input
+            ..input.clone()
         })?;
         found.push((name, best.map(|plan| plan.prediction.step_ns_mean)));
     }

@@ -6,7 +6,6 @@ use crate::outcome::Outcome;
 use crate::search::plan_alone;
 use dflop_types::number::{self, percent, times};
 use dflop_types::{Cluster, RankedPlan};
-use std::sync::Arc;
 
 /// A part of the ranks that gives at least this much of the samples a second of all of them is worth a word, in percent.
 const ENOUGH_PERCENT: u128 = 95;
@@ -71,10 +70,7 @@ pub fn fewer_ranks(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<
         let found = plan_alone(&SearchInput {
             cluster: Cluster { num_ranks, ..input.cluster.clone() },
             compares: false,
-            shapes: Arc::clone(&input.shapes),
-            only: input.only.clone(),
-            made_from: input.made_from.clone(),
-            ..*input
+            ..input.clone()
         })?;
         if let Some(plan) = found
             && is_enough(plan.prediction.step_ns_mean.into())

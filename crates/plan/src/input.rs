@@ -18,6 +18,7 @@ pub enum SearchEffort {
 }
 
 /// What a search needs.
+#[derive(Clone)]
 pub struct SearchInput<'a> {
     /// Shapes of the data profile, by sample index.
     pub shapes: Arc<[SampleShape]>,

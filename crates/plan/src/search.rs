@@ -23,7 +23,6 @@ use crate::work_bound::work_bound_ns;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, check_samples};
 use dflop_types::{Cluster, Layout, RankedPlan, Rejection, SampleIndex};
-use std::sync::Arc;
 
 /// The best plans for the cluster, and why the others were not chosen.
 ///
@@ -260,13 +259,7 @@ fn on_fewer_ranks(
     if num_ranks == input.cluster.num_ranks || compared.is_empty() || (input.halt)() {
         return Ok(());
     }
-    let part = SearchInput {
-        cluster: Cluster { num_ranks, ..input.cluster.clone() },
-        shapes: Arc::clone(&input.shapes),
-        only: input.only.clone(),
-        made_from: input.made_from.clone(),
-        ..*input
-    };
+    let part = SearchInput { cluster: Cluster { num_ranks, ..input.cluster.clone() }, ..input.clone() };
     let Candidates { contenders, .. } = candidates(&part, models, known)?;
     let of_part = rivals(&part, models, &contenders, held)?;
     for (all, fewer) in compared.iter_mut().zip(of_part) {

@@ -7,7 +7,6 @@ use crate::only::Only;
 use crate::outcome::Outcome;
 use crate::search::plan_alone;
 use dflop_types::{Cluster, RankedPlan, counted, number};
-use std::sync::Arc;
 
 /// Ranks of a node that a cluster of less than one node is thought to grow to.
 const RANKS_OF_A_NODE: u32 = 8;
@@ -60,10 +59,8 @@ pub fn way_out(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<WayO
             compares: false,
             effort: crate::SearchEffort::Quick,
             num_sampled_batches: input.num_sampled_batches.min(2),
-            shapes: Arc::clone(&input.shapes),
-            made_from: input.made_from.clone(),
             progress: &|_, _| {},
-            ..*input
+            ..input.clone()
         })
     };
     let asked = input.only.to_string();

@@ -245,13 +245,7 @@ fn explained(
             let hint = "give a place in the list, or a candidate as for `--only`".to_owned();
             Failure::new(format!("`--explain {asked}`: {error}"), Some(hint))
         })?;
-        let input = SearchInput {
-            only,
-            shapes: std::sync::Arc::clone(&input.shapes),
-            made_from: input.made_from.clone(),
-            cluster: input.cluster.clone(),
-            ..*input
-        };
+        let input = SearchInput { only, ..input.clone() };
         let of_those = search(&input)?;
         let Some(&first) = of_those.ranked.first() else {
             return Err(Failure::answer(explain(&of_those), hint(&input, &of_those)?));
