@@ -119,6 +119,26 @@ def test_a_matrix_that_embedding_and_head_share_is_held_once(only, tmp_path):
             assert static <= rank["measured"]["held_bytes"] <= static * 1.01 + 4096
 
 
+@pytest.mark.parametrize(
+    ("text", "over_max"),
+    [
+        # Layers are fuller than the head, and the other way round.
+        pytest.param({"vocab_size": 20_000, "intermediate_size": 12_000}, OVER_MAX, id="layers"),
+        # The shards of the gradients are counted though the only microbatch of a step has none before its backward: 9 %.
+        pytest.param({"vocab_size": 60_000, "intermediate_size": 1_000}, 1.15, id="head"),
+    ],
+)
+def test_the_peak_with_embedding_and_head_gathered_apart_is_under_the_prediction(text, over_max, tmp_path):
+    """ZeRO-3: most of a rank's bytes are whole for a while only."""
+    directory = prepare(tmp_path, "colocated=true,zero=3,recompute=full", text=text)
+    out = tmp_path / "run"
+    assert results(run_training(request(directory, out, steps=2, measure_memory_step=1), tmp_path)) == [0, 0]
+    (record,) = lines(out / "memory.jsonl")
+    for rank in record["ranks"]:
+        measured = rank["measured"]["tensor_bytes"]
+        assert measured <= rank["predicted_tensor_bytes"] <= over_max * measured, rank
+
+
 def test_the_peak_of_a_rank_with_chunks_is_under_the_prediction(tmp_path):
     """Two LLM ranks of two chunks, which hold microbatches of both at once; the lines name them."""
     only = "colocated=false,encoder.dp=1,llm.pp=2,llm.interleave=2,recompute=none,zero=0"

@@ -63,8 +63,8 @@ pub use dflop_types::Trained;
 pub use error::CostError;
 pub use grid::{Curve, GridError, Growth, Reading};
 pub use memory::{
-    MemoryError, Moment, RankChunks, RankMemory, RankMicrobatch, RankRole, RankSteps, microbatches_in_flight,
-    openings_ahead,
+    ColocatedMemory, MemoryError, Moment, RankChunks, RankMemory, RankMicrobatch, RankRole, RankSteps,
+    microbatches_in_flight, openings_ahead,
 };
 pub use network::{Basis, Transfer};
 pub use prediction::Prediction;

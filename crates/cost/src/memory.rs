@@ -2,7 +2,7 @@
 //! the same function.
 //!
 //! ```text
-//! peak = parameters + gradients + optimizer states          what the rank holds whatever the samples
+//! peak = parameters + gradients + optimizer states + gathered   what the rank holds whatever the samples
 //!      + max over actions of (activations + logits + weight queue + boundary + workspace)
 //!      + allocator overhead + device context
 //! ```
@@ -24,6 +24,33 @@ pub use bytes::{
     openings_ahead,
 };
 use dflop_types::{Action, ActionKind, MicrobatchShape, StageIndex};
+use walk::Gathered;
+
+/// What a colocated rank holds independently of the samples.
+#[derive(Debug, Clone, Copy)]
+pub struct ColocatedMemory {
+    /// Of both components.
+    fixed: RankMemory,
+    /// What the LLM backbone gathers.
+    gathered: Gathered,
+}
+
+impl ColocatedMemory {
+    /// Of what the encoder and the LLM backbone hold. They run one after the other, so what they gather is not there at the
+    /// same time.
+    fn of([encoder, llm]: [RankMemory; 2], gathered: Gathered) -> Self {
+        let fixed = RankMemory {
+            parameter_bytes: encoder.parameter_bytes.saturating_add(llm.parameter_bytes),
+            gradient_bytes: encoder.gradient_bytes.saturating_add(llm.gradient_bytes),
+            optimizer_bytes: encoder.optimizer_bytes.saturating_add(llm.optimizer_bytes),
+            gathered_bytes: encoder.gathered_bytes.max(llm.gathered_bytes),
+            workspace_bytes: encoder.workspace_bytes.saturating_add(llm.workspace_bytes),
+            // One device, one context.
+            ..llm
+        };
+        Self { fixed, gathered }
+    }
+}
 
 impl CostModel {
     /// Bytes that one microbatch keeps on a rank from its forward to its backward, borders apart.
@@ -63,11 +90,13 @@ impl CostModel {
     /// The fullest moment of a rank with one run of layers, and whether a curve was asked outside its measured range.
     fn fullest_of(&self, steps: &RankSteps<'_>) -> Result<((walk::Load, Moment), bool), MemoryError> {
         let mut is_extrapolated = false;
+        let gathered = self.gathered(steps.role, steps.sharding);
         let microbatches: Vec<walk::MicrobatchBytes> = steps
             .microbatches
             .iter()
             .map(|microbatch| {
-                let (bytes, outside) = self.microbatch_bytes(steps.role, microbatch);
+                let (mut bytes, outside) = self.microbatch_bytes(steps.role, microbatch);
+                bytes.gather(gathered, gathered.layers);
                 is_extrapolated |= outside;
                 bytes
             })
@@ -94,10 +123,13 @@ impl CostModel {
         chunk_of: impl Fn(StageIndex) -> usize,
     ) -> Result<RankMemory, MemoryError> {
         let mut is_extrapolated = false;
+        let held = self.gathered(steps.role, steps.sharding).layers;
         let mut of_chunks = Vec::with_capacity(chunks.len() * steps.microbatches.len());
         for &chunk in chunks {
+            let gathered = self.gathered(RankRole::Stage(chunk), steps.sharding);
             for microbatch in steps.microbatches {
-                let (bytes, outside) = self.microbatch_bytes(RankRole::Stage(chunk), microbatch);
+                let (mut bytes, outside) = self.microbatch_bytes(RankRole::Stage(chunk), microbatch);
+                bytes.gather(gathered, held);
                 is_extrapolated |= outside;
                 of_chunks.push(bytes);
             }
@@ -139,7 +171,7 @@ impl CostModel {
     pub fn whole_peak(&self, microbatch: &RankMicrobatch, sharding_degree: u32) -> RankMemory {
         let fixed = [RankRole::Encoder, RankRole::Stage(self.whole_stage())]
             .map(|role| self.fixed_memory(role, sharding_degree));
-        self.peak_of_both(microbatch, microbatch, fixed, 0)
+        self.peak_of_both(microbatch, microbatch, ColocatedMemory::of(fixed, Gathered::default()), 0)
     }
 
     /// Predicted peak of a colocated rank during one microbatch: of what it encodes, and of what its LLM backbone reads.
@@ -153,7 +185,7 @@ impl CostModel {
         &self,
         encoder: &RankMicrobatch,
         llm: &RankMicrobatch,
-        fixed: [RankMemory; 2],
+        fixed: ColocatedMemory,
         is_exchanged: bool,
     ) -> RankMemory {
         let messages = encoder.feature_tokens.saturating_add(llm.feature_tokens);
@@ -161,27 +193,28 @@ impl CostModel {
         self.peak_of_both(encoder, llm, fixed, message_bytes)
     }
 
-    /// What a colocated rank holds independently of the samples: by its encoder, and by its LLM backbone.
-    pub fn colocated_memory(&self, sharding: Sharding) -> [RankMemory; 2] {
-        [RankRole::Encoder, RankRole::Stage(self.whole_stage())]
-            .map(|role| self.sharded_memory(role, sharding))
+    /// What a colocated rank holds independently of the samples.
+    pub fn colocated_memory(&self, sharding: Sharding) -> ColocatedMemory {
+        let llm = RankRole::Stage(self.whole_stage());
+        let fixed = [RankRole::Encoder, llm].map(|role| self.sharded_memory(role, sharding));
+        ColocatedMemory::of(fixed, self.gathered(llm, sharding))
     }
 
     /// What a colocated rank holds independently of the samples, in bytes.
     pub fn colocated_static_bytes(&self, sharding: Sharding) -> u64 {
-        let [encoder, llm] = self.colocated_memory(sharding);
-        encoder.static_bytes().saturating_add(llm.static_bytes()).saturating_sub(encoder.context_bytes)
+        self.colocated_memory(sharding).fixed.static_bytes()
     }
 
     fn peak_of_both(
         &self,
         encoder: &RankMicrobatch,
         llm: &RankMicrobatch,
-        [encoder_fixed, llm_fixed]: [RankMemory; 2],
+        ColocatedMemory { fixed, gathered }: ColocatedMemory,
         message_bytes: u64,
     ) -> RankMemory {
         let (encoder, outside_encoder) = self.microbatch_bytes(RankRole::Encoder, encoder);
         let (mut bytes, outside) = self.microbatch_bytes(RankRole::Stage(self.whole_stage()), llm);
+        bytes.gather(gathered, fixed.gathered_bytes);
         bytes.pieces.splice(0..0, encoder.pieces);
         // Features pass from module to module; only those of other ranks' samples are messages.
         bytes.incoming = message_bytes;
@@ -189,16 +222,7 @@ impl CostModel {
             [ActionKind::F, ActionKind::B].map(|kind| Action { stage: StageIndex(0), kind, microbatch: 0 });
         let fullest = walk::fullest(&[bytes], &actions, &[], self.holding.buffers(false))
             .unwrap_or_else(|error| unreachable!("one microbatch goes forward and back: {error}"));
-        let fixed = RankMemory {
-            parameter_bytes: encoder_fixed.parameter_bytes.saturating_add(llm_fixed.parameter_bytes),
-            gradient_bytes: encoder_fixed.gradient_bytes.saturating_add(llm_fixed.gradient_bytes),
-            optimizer_bytes: encoder_fixed.optimizer_bytes.saturating_add(llm_fixed.optimizer_bytes),
-            workspace_bytes: encoder_fixed.workspace_bytes.saturating_add(llm_fixed.workspace_bytes),
-            is_extrapolated: outside_encoder || outside,
-            // One device, one context.
-            ..llm_fixed
-        };
-        self.at_fullest(fixed, fullest)
+        self.at_fullest(RankMemory { is_extrapolated: outside_encoder || outside, ..fixed }, fullest)
     }
 
     /// Predicted peak of a rank of a pipeline that holds the runs of layers `chunks`, dealt round over `num_ranks` ranks

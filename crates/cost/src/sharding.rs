@@ -86,6 +86,10 @@ struct Unit {
     gradient_bytes: u64,
     /// Whether a backward passes it.
     runs_back: bool,
+    /// Whether it is gathered apart; if not, with the root.
+    is_alone: bool,
+    /// Whether a backward needs its parameters.
+    gathers_back: bool,
 }
 
 impl Unit {
@@ -97,7 +101,14 @@ impl Unit {
             parameter_bytes: module.parameter_bytes,
             gradient_bytes: module.gradient_bytes,
             runs_back: module.runs() != Runs::Forward,
+            is_alone: true,
+            gathers_back: true,
         }
+    }
+
+    /// A module that is gathered with the root.
+    const fn in_root(self) -> Self {
+        Self { is_alone: false, ..self }
     }
 }
 
@@ -114,9 +125,9 @@ impl CostModel {
     /// As [`CostModel::encoder`], on a replica of `sharding`: with the time for which collectives of its layers keep it
     /// from computing.
     ///
-    /// Where parameters are cut, all that is no layer is gathered before the first layer of a forward and of a backward,
-    /// and each layer before it runs; gradients are reduced to their owners behind the backward of a layer, and behind
-    /// the last those of the others. On a GPU the next layer is gathered while one runs:
+    /// Where parameters are cut, each unit is gathered before it runs: a layer, the embedding, the head. All else is gathered
+    /// before the first unit of a forward and of a backward. Gradients are reduced to their owners behind the backward of a
+    /// unit, and behind the last those of the others. On a GPU the next unit is gathered while one runs:
     ///
     /// ```text
     /// pass = g_1 + sum over k of max(t_k, g_(k+1) + r_(k-1)) + r_n
@@ -133,17 +144,15 @@ impl CostModel {
                 let mut one = module.linear(tokens[tower.index()]);
                 one.add(&module.segments(segments_of(&microbatch.encoder_segments, tower)), 1);
                 let place = (tower, ModelProfile::is_projector(name), is_layer(name));
-                (is_layer(name), place, Unit::new(module, count, &one))
+                let unit = Unit::new(module, count, &one);
+                (place, if is_layer(name) { unit } else { unit.in_root() })
             };
-            let mut units: Vec<(bool, (Tower, bool, bool), Unit)> =
+            let mut units: Vec<((Tower, bool, bool), Unit)> =
                 self.encoder_modules_of(self.whole_encoder()).map(unit).collect();
             // The projector comes last, the layers in between.
-            units.sort_by_key(|&(_, place, _)| place);
-            self.meet(
-                &mut sum,
-                &units.into_iter().map(|(is_layer, _, unit)| (is_layer, unit)).collect::<Vec<_>>(),
-                sharding,
-            );
+            units.sort_by_key(|&(place, _)| place);
+            let units: Vec<Unit> = units.into_iter().map(|(_, unit)| unit).collect();
+            self.meet(&mut sum, &units, sharding);
         }
         sum
     }
@@ -161,27 +170,44 @@ impl CostModel {
             let head = self.head.linear(microbatch.label_tokens);
             let mut units = Vec::with_capacity(4);
             if stage.is_first {
-                units.push((false, Unit::new(&self.embedding, 1, &self.embedding.linear(total))));
+                // Its gradient is made without it.
+                let embedding = Unit::new(&self.embedding, 1, &self.embedding.linear(total));
+                units.push(Unit { gathers_back: false, ..embedding });
             }
             for (layer, count) in self.layers_of(stage.num_layers) {
                 let mut one = layer.linear(total);
                 one.add(&layer.segments(samples_of(&microbatch.llm_tokens)), 1);
-                units.push((true, Unit::new(layer, count, &one)));
+                units.push(Unit::new(layer, count, &one));
             }
             if stage.is_last {
-                units.push((false, Unit::new(&self.head, 1, &head)));
+                units.push(Unit::new(&self.head, 1, &head));
             }
-            // What embedding and head share is one matrix, and gathered once.
             if self.is_tied && stage.is_first && stage.is_last {
-                (units[0].1.parameter_bytes, units[0].1.gradient_bytes) = (0, 0);
+                // What embedding and head share is one matrix, and gathered once, with the root.
+                let (first, last) = (0, units.len() - 1);
+                units[last] = units[last].in_root();
+                units[first] = Unit { parameter_bytes: 0, gradient_bytes: 0, ..units[first].in_root() };
+            } else if stage.is_last {
+                units.push(self.final_norm());
             }
             self.meet(&mut sum, &units, sharding);
         }
         sum
     }
 
-    /// Makes both passes as long as they are with the collectives of their units (whether it is layers, unit).
-    fn meet(&self, sum: &mut Prediction, units: &[(bool, Unit)], sharding: Sharding) {
+    /// The root where embedding and head are units of their own: of a message's width, and the head's work holds its own. What
+    /// it costs is that ranks meet once more.
+    fn final_norm(&self) -> Unit {
+        let bytes = |of_head: u64| if of_head == 0 { 0 } else { self.hidden_bytes };
+        Unit {
+            parameter_bytes: bytes(self.head.parameter_bytes),
+            gradient_bytes: bytes(self.head.gradient_bytes),
+            ..Unit::new(&self.head, 1, &Prediction::default()).in_root()
+        }
+    }
+
+    /// Makes both passes as long as they are with the collectives of their units.
+    fn meet(&self, sum: &mut Prediction, units: &[Unit], sharding: Sharding) {
         let (shards, copies) =
             (self.shard_spread(sharding), self.links.spread(sharding.copies(), self.ranks_per_node));
         let mut marks = [false; 2];
@@ -193,15 +219,13 @@ impl CostModel {
         };
         let mut gather = |bytes| collective(Collective::AllGather, shards, sharding.degree, bytes);
         let sum_of = |of: fn(&Unit) -> u64, runs_back: bool| -> u64 {
-            let others = units.iter().filter(|(is_layer, unit)| !is_layer && (unit.runs_back || !runs_back));
-            others.map(|(_, unit)| of(unit).saturating_mul(unit.count)).sum()
+            let others = units.iter().filter(|unit| !unit.is_alone && (unit.runs_back || !runs_back));
+            others.map(|unit| of(unit).saturating_mul(unit.count)).sum()
         };
         let around = gather(sum_of(|unit| unit.parameter_bytes, false));
         let around_back = gather(sum_of(|unit| unit.parameter_bytes, true));
-        let gathers: Vec<u64> = units
-            .iter()
-            .map(|(is_layer, unit)| if *is_layer { gather(unit.parameter_bytes) } else { 0 })
-            .collect();
+        let gathers: Vec<u64> =
+            units.iter().map(|unit| if unit.is_alone { gather(unit.parameter_bytes) } else { 0 }).collect();
         // The sums go to the owners of the shards, and then over the groups that hold copies of each other.
         let mut reduce =
             |bytes: u64| {
@@ -211,14 +235,12 @@ impl CostModel {
                 )
             };
         let around_reduce = reduce(sum_of(|unit| unit.gradient_bytes, true));
-        let reduces: Vec<u64> = units
-            .iter()
-            .map(|(is_layer, unit)| if *is_layer { reduce(unit.gradient_bytes) } else { 0 })
-            .collect();
+        let reduces: Vec<u64> =
+            units.iter().map(|unit| if unit.is_alone { reduce(unit.gradient_bytes) } else { 0 }).collect();
         let mut forward: Vec<Pass> = units
             .iter()
             .zip(&gathers)
-            .map(|((_, unit), &gather_ns)| Pass {
+            .map(|(unit, &gather_ns)| Pass {
                 count: unit.count,
                 work_ns: unit.forward_ns,
                 gather_ns,
@@ -228,11 +250,11 @@ impl CostModel {
         let mut backward: Vec<Pass> = units
             .iter()
             .zip(gathers.iter().zip(&reduces))
-            .filter(|((_, unit), _)| unit.runs_back)
-            .map(|((_, unit), (&gather_ns, &reduce_ns))| Pass {
+            .filter(|(unit, _)| unit.runs_back)
+            .map(|(unit, (&gather_ns, &reduce_ns))| Pass {
                 count: unit.count,
                 work_ns: unit.backward_ns,
-                gather_ns,
+                gather_ns: if unit.gathers_back { gather_ns } else { 0 },
                 reduce_ns,
             })
             .rev()

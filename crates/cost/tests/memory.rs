@@ -158,7 +158,7 @@ fn a_tied_matrix_is_held_once() {
 }
 
 /// Autograd keeps the head's gradient until it has the embedding's, while the layers run back. Two halves add each at
-/// once. Under ZeRO-3 the gradient is that which is counted whole anyway.
+/// once. Under ZeRO-3 it waits too, and is not among what is gathered.
 #[test]
 fn the_gradient_of_a_tied_matrix_waits_for_its_other_use() {
     let whole = StageLayers { num_layers: 7, is_first: true, is_last: true };
@@ -177,9 +177,50 @@ fn the_gradient_of_a_tied_matrix_waits_for_its_other_use() {
     assert_eq!(peak(&tied, RankRole::Stage(whole), &microbatch, "F0 B0").moment.to_string(), "0B0");
     let sharding =
         Sharding { degree: 4, ..Sharding { zero: dflop_types::Zero::Parameters, ..Sharding::NONE } };
-    let gradients = |model: &CostModel| model.sharded_memory(RankRole::Stage(whole), sharding).gradient_bytes;
-    // A quarter of the matrix's, once, and twice its whole: as it is gathered, and as it waits.
-    assert_eq!(gradients(&apart) - gradients(&tied), shared / 4 + 2 * shared);
+    let [apart, tied] = [&apart, &tied].map(|model| model.sharded_memory(RankRole::Stage(whole), sharding));
+    assert_eq!(apart.gradient_bytes - tied.gradient_bytes, shared / 4);
+    // A matrix in no unit of its own is there all the time, and what the head has beside it has a gradient.
+    let bytes = |name: &str| 4 * profile().modules[name].num_parameters;
+    let (layer, head) = (bytes("llm_layer"), bytes("llm_head"));
+    assert_eq!(apart.gathered_bytes, 3 * layer + layer.max(head));
+    assert_eq!(tied.gathered_bytes, head + (head - shared) + 4 * layer);
+}
+
+/// Under ZeRO-3 a head is whole while it runs; behind it its gradient exists twice, and then one copy beside the layers.
+#[test]
+fn a_large_head_is_whole_while_it_runs() {
+    let whole = RankRole::Stage(StageLayers { num_layers: 7, is_first: true, is_last: true });
+    let mut profile = profile();
+    let bytes = |profile: &ModelProfile, name: &str| 4 * profile.modules[name].num_parameters;
+    let layer = bytes(&profile, "llm_layer");
+    let head = profile.modules.get_mut("llm_head").expect("it is there");
+    (head.num_parameters, head.parameter_bytes) = (10 * layer / 4, 10 * layer);
+    let model = CostModel::new(&profile).expect("the profile is sound");
+    let sharding = Sharding::whole(dflop_types::Zero::Parameters, 4);
+    let of = |tokens, labels, sharding| {
+        let actions = list("F0 B0");
+        let steps = RankSteps {
+            role: whole,
+            microbatches: &[one(tokens, labels, 0)],
+            actions: &actions,
+            openings: &[],
+            copies_rows: false,
+            sharding,
+        };
+        model.rank_peak(&steps).expect("the list runs")
+    };
+    let gathered = 2 * layer + layer + 10 * layer;
+    // With many labels the head is the fullest moment, and whole for less than what is counted all the time.
+    let (alone, cut) = (of(9_000, 9_000, Sharding::NONE), of(9_000, 9_000, sharding));
+    assert_eq!((cut.gathered_bytes, cut.workspace_bytes), (gathered, alone.workspace_bytes));
+    // With one label layers are: behind the head is only its gradient.
+    let (alone, cut) = (of(9_000, 1, Sharding::NONE), of(9_000, 1, sharding));
+    assert_eq!((cut.gathered_bytes, cut.workspace_bytes), (gathered, alone.workspace_bytes));
+    // With one token nothing but the sum of the head's gradient is.
+    let cut = of(1, 1, sharding);
+    let summing = 2 * 10 * layer + layer;
+    assert_eq!((cut.workspace_bytes, cut.moment.to_string()), (summing - gathered, "0B0".to_owned()));
+    assert_eq!(cut.logits_bytes, 0);
 }
 
 /// `M` equal microbatches on a stage in the middle: k of them in flight, each with two borders (the input is the

@@ -15,6 +15,10 @@ fn model(kind: &str) -> CostModel {
     CostModel::new(&profile).unwrap()
 }
 
+/// Bytes of a row of hidden states, as many as of the final norm.
+const NORM_BYTES: u64 = 10;
+/// Of the final norm, the embedding, the layers and the head: the units of [`WHOLE`].
+const OF_LLM: [u64; 7] = [NORM_BYTES, 16_000, 20_000, 20_000, 20_000, 20_000, 24_000];
 const WHOLE: StageLayers = StageLayers { num_layers: 4, is_first: true, is_last: true };
 
 fn over(zero: Zero, replicas: u32) -> Sharding {
@@ -53,23 +57,23 @@ proptest! {
         };
         let (layer, embedding, head) =
             (of(&shape, 1, false, false), of(&shape, 0, true, false), of(&shape, 0, false, true));
-        // Embedding and head, 10,000 parameters, are gathered together, 5,000 of each layer apart.
-        let mut forward = vec![(0, 40_000, 0), (embedding.forward_ns, 0, 0)];
+        // An embedding of 4,000 parameters, whose backward needs none of them; layers of 5,000; a head of 6,000; and the final norm.
+        let mut forward = vec![(0, NORM_BYTES, 0), (embedding.forward_ns, 16_000, 0)];
         forward.extend(vec![(layer.forward_ns, 20_000, 0); 4]);
-        forward.push((head.forward_ns, 0, 0));
-        let mut backward = vec![(0, 40_000, 0), (head.backward_ns, 0, 0)];
+        forward.push((head.forward_ns, 24_000, 0));
+        let mut backward = vec![(0, NORM_BYTES, 0), (head.backward_ns, 24_000, 24_000)];
         backward.extend(vec![(layer.backward_ns, 20_000, 20_000); 4]);
-        backward.extend([(embedding.backward_ns, 0, 0), (0, 0, 40_000)]);
+        backward.extend([(embedding.backward_ns, 0, 16_000), (0, 0, NORM_BYTES)]);
         let sharded = gpu.sharded_stage(&shape, WHOLE, zero_3);
         prop_assert_eq!(sharded.forward_ns, walked(&gpu, &forward));
         prop_assert_eq!(sharded.backward_ns, walked(&gpu, &backward));
         let all = |c, bytes: &[u64]| bytes.iter().map(|&bytes| collective(&cpu, c, bytes)).sum::<u64>();
-        let of_llm = [40_000, 20_000, 20_000, 20_000, 20_000];
+        let of_embedding = all(Collective::AllGather, &[16_000]);
         let (gathers, reduces) =
-            (all(Collective::AllGather, &of_llm), all(Collective::ReduceScatter, &of_llm));
+            (all(Collective::AllGather, &OF_LLM), all(Collective::ReduceScatter, &OF_LLM));
         let (plain, in_turn) = (of(&shape, 4, true, true), cpu.sharded_stage(&shape, WHOLE, zero_3));
         prop_assert_eq!(in_turn.forward_ns, plain.forward_ns + gathers);
-        prop_assert_eq!(in_turn.backward_ns, plain.backward_ns + gathers + reduces);
+        prop_assert_eq!(in_turn.backward_ns, plain.backward_ns + gathers - of_embedding + reduces);
         prop_assert!(sharded.total_ns() <= in_turn.total_ns() && sharded.total_ns() >= plain.total_ns());
         // The encoder: an embedding and a projector together, three layers.
         let encoder = cpu.sharded_encoder(&shape, zero_3).total_ns() - cpu.encoder(&shape).total_ns();
@@ -121,9 +125,11 @@ fn what_a_replica_holds_by_what_is_cut() {
     assert_eq!(held(Zero::Nothing), [p, p, 2 * p]);
     assert_eq!(held(Zero::States), [p + p / 2, p, p]);
     assert_eq!(held(Zero::Gradients), [p + p / 2, p, p]);
-    // Embedding and head, and two layers.
-    let gathered = 4 * (10_000 + 2 * 5_000);
-    assert_eq!(held(Zero::Parameters), [p / 2 + gathered, p / 2 + gathered, p]);
+    assert_eq!(held(Zero::Parameters), [p / 2, p / 2, p]);
+    // Two layers, the gradient of one, and that of the head on its way.
+    let zero_3 = over(Zero::Parameters, 2);
+    let gathered = model.sharded_memory(RankRole::Stage(WHOLE), zero_3).gathered_bytes;
+    assert_eq!(gathered, 4 * (2 * 5_000 + 5_000 + 6_000));
     // bfloat16: the fp32 master is the part that ranks update.
     let mut profile = fixture::profile();
     profile.device.dtype = "bfloat16".to_owned();
@@ -155,13 +161,10 @@ fn the_end_of_a_sharded_step() {
     let copies = ns(Collective::AllReduce, 2, p / 4);
     assert_eq!(model.colocated_tail(hybrid(Zero::States)).ns, within(4) + copies + 10_000);
     assert_eq!(model.colocated_tail(hybrid(Zero::Parameters)).ns, 10_000);
-    // There they are reduced where the layers run, as is seen of a rank without samples: 120,000 bytes of each kind.
+    // There they are reduced where the layers run, as is seen of a rank without samples: all units.
     let nothing = MicrobatchShape::default();
     let of = |sharding| model.sharded_stage(&nothing, WHOLE, sharding).backward_ns;
-    let layers: u64 = [40_000, 20_000, 20_000, 20_000, 20_000]
-        .map(|bytes: u64| ns(Collective::AllReduce, 2, bytes / 4))
-        .iter()
-        .sum();
+    let layers: u64 = OF_LLM.map(|bytes: u64| ns(Collective::AllReduce, 2, bytes.div_ceil(4))).iter().sum();
     assert_eq!(of(hybrid(Zero::Parameters)) - of(over(Zero::Parameters, 4)), layers);
     assert_eq!(model.colocated_tail(over(Zero::Parameters, 1)), model.colocated_tail(Sharding::NONE));
     let encoder = model.sharded_encoder_tail(Sharding::replicated(3));

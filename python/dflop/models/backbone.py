@@ -233,6 +233,18 @@ class LlmStage(nn.Module):
         """Its layers, in the order in which a forward runs them."""
         return list(backbone_of(self).layers.values())
 
+    def ends(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """Embedding and head: the most that it has beside its layers.
+
+        Returns:
+            Each that it holds and whose matrix is its own. A matrix that both share can be in neither alone.
+        """
+        embedding = getattr(backbone_of(self), "embed_tokens", None)
+        head = self.lm_head if self.is_last else None
+        if embedding is not None and head is not None and embedding.weight is head.weight:
+            return None, None
+        return embedding, head
+
     def forward(self, batch: LlmInput, incoming: torch.Tensor) -> torch.Tensor:
         """The stage's part of the way from tokens to loss.
 

@@ -12,10 +12,12 @@ holds a gradient as large as the head, from the forward to the backward.
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 
 from dflop.models.tensor import Enter
@@ -29,6 +31,21 @@ if TYPE_CHECKING:
 LOGITS_BYTES_MAX = {"cpu": 256 << 20, "cuda": 1 << 30}
 """Bytes of the float32 logits of a chunk, by device. On a GPU 1,765 rows of the largest usual vocabulary:
 each chunk adds a gradient as large as the head, which takes 3 ms for 545 million parameters on an H100."""
+
+
+_LOSSES = "losses_of_rows"
+
+
+def gather_for_loss(head: nn.Module) -> None:
+    """Makes FSDP2 gather a head before its loss, and reduce its gradient behind the loss of all chunks.
+
+    The loss reads the head's matrix itself, so that FSDP2's hooks around a call of the head are not enough.
+
+    Args:
+        head: that `fully_shard` has cut alone; changed in place.
+    """
+    setattr(head, _LOSSES, MethodType(_losses, head))
+    register_fsdp_forward_method(head, _LOSSES)
 
 
 def cap_logits(head: nn.Module, cap: float | None) -> None:
@@ -83,6 +100,12 @@ def cross_entropy_rows(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torc
     Returns:
         [K] float32.
     """
+    of_gathered = getattr(head, _LOSSES, None)
+    return _losses(head, hidden_KD, targets_K) if of_gathered is None else of_gathered(hidden_KD, targets_K)
+
+
+def _losses(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
+    """As `cross_entropy_rows`, with a head that is whole (or this rank's part of it)."""
     sums: Sums | None = getattr(head, "vocabulary_sums", None)
     if sums is not None:
         # All ranks read these rows for their parts of the vocabulary: the gradient is the sum over the ranks.
@@ -98,12 +121,17 @@ def cross_entropy_rows(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torc
     num_rows = max(1, chunk_bytes // (4 * vocab_size))
 
     def of_chunk(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        # Not called as a module: a split backward (I, W) would then keep the gradients of all logits until W.
+        # Not called as a module: a split backward (I, W) would then keep the gradients of all logits until W,
+        # and FSDP2 would free the head that it has gathered for all chunks.
         logits = F.linear(rows, head.weight, head.bias)  # pyright: ignore[reportArgumentType]
         return of_logits(logits, targets)
 
     if hidden_KD.shape[0] <= num_rows:
-        return of_logits(head(hidden_KD), targets_K)
+        return (
+            of_chunk(hidden_KD, targets_K)
+            if hasattr(head, _LOSSES)
+            else of_logits(head(hidden_KD), targets_K)
+        )
     chunks = zip(hidden_KD.split(num_rows), targets_K.split(num_rows), strict=True)
     losses = [checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
     return torch.cat(losses)

@@ -11,6 +11,7 @@ in hooks around the forward of each unit. Those hooks run here too; only the for
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
+
+
+@dataclass(frozen=True)
+class Units:
+    """The modules of a piece that are gathered one by one, in the order of its forward."""
+
+    first: nn.Module | None
+    """The embedding, whose ids want no gradient; none where it is gathered with the piece."""
+    layers: list[nn.Module]
+    last: nn.Module | None
+    """The head, with its loss; none where it is gathered with the piece."""
+
+    def in_order(self) -> list[nn.Module]:
+        """All of them."""
+        ends = [[end] if end is not None else [] for end in (self.first, self.last)]
+        return [*ends[0], *self.layers, *ends[1]]
 
 
 class _Zeros(torch.autograd.Function):
@@ -89,19 +106,22 @@ def tie_unused(piece: nn.Module, layers: Sequence[nn.Module]) -> None:
 class NothingPass:
     """Forward and backward of nothing through the units of a piece that FSDP2 has sharded."""
 
-    def __init__(self, piece: nn.Module, layers: Sequence[nn.Module], takes_hidden: bool) -> None:
+    def __init__(self, piece: nn.Module, units: Units, takes_hidden: bool) -> None:
         """Nothing done.
 
         Args:
             piece: The root.
-            layers: Its other units, in the order in which its forward runs them.
+            units: Its other units.
             takes_hidden: Whether what comes into the piece wants a gradient, as features and hidden states
                 do.
         """
         self._piece = piece
         self._takes_hidden = takes_hidden
-        self._layers = list(layers)
-        self._before, self._after = _outside(piece, layers)
+        self._units = units
+        apart = {id(p) for end in (units.first, units.last) if end is not None for p in end.parameters()}
+        of_ends = {name for name, p in piece.named_parameters() if id(p) in apart}
+        before, after = _outside(piece, units.layers)
+        self._before, self._after = ([n for n in names if n not in of_ends] for names in (before, after))
         self._is_filling = False
 
     def forward(self) -> torch.Tensor:
@@ -125,10 +145,18 @@ class NothingPass:
         with self._replaced():
             return self._piece(torch.zeros((), device=device, requires_grad=takes_hidden))
 
-    def _through_layers(self, passed: torch.Tensor) -> torch.Tensor:
+    def _through_units(self, passed: torch.Tensor) -> torch.Tensor:
         passed = self._with_zeros(passed, self._before)
-        for layer in self._layers:
+        if self._units.first is not None:
+            # Its own input wants no gradient, as ids do not. So FSDP2 sums its gradient when all else is
+            # summed, as in a backward of samples: ranks meet in the same order.
+            passed = passed + self._units.first(passed.detach())
+        for layer in self._units.layers:
             passed = layer(passed)
+        if self._units.last is not None:
+            passed = self._units.last(passed)
+        # Last: the result of the piece is another tensor than that of its last unit. Hooks on one tensor
+        # would gather the unit before the piece.
         return self._with_zeros(passed, self._after)
 
     def _with_zeros(self, passed: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
@@ -142,12 +170,12 @@ class NothingPass:
     def _replaced(self) -> Iterator[None]:
         """While it lasts, the forward of each unit does nothing but touch its parameters."""
 
-        def of_layer(layer: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-            return lambda passed: self._touch(passed, list(layer.parameters()))
+        def of_unit(unit: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+            return lambda passed: self._touch(passed, list(unit.parameters()))
 
         forwards = [
-            (self._piece, self._through_layers),
-            *((layer, of_layer(layer)) for layer in self._layers),
+            (self._piece, self._through_units),
+            *((unit, of_unit(unit)) for unit in self._units.in_order()),
         ]
         before = [vars(unit).get("forward") for unit, _ in forwards]
         try:

@@ -2,11 +2,15 @@
 
     ZeRO   parameters during a step       gradients                        ranks meet
     1, 2   gathered once, kept whole      whole; cut once, at the end      once a step
-    3      gathered layer by layer        cut after each microbatch        in each layer of each microbatch
+    3      gathered unit by unit          cut after each microbatch        in each unit of each microbatch
 
 In between, all three are cut, and that is what the optimizer updates. Gradients are summed, not averaged: the
 loss is divided by the label tokens of the global batch before. 1 and 2 run the same code: FSDP2 has no whole
 gradients after the sum, so 1 needs no more memory than 2.
+
+Under 3 each layer is a unit, and so are the embedding and the head, whose matrices are the largest of a
+model: of InternVL3 78B each has 1.2 billion numbers, as many as one and a half layers. All else (norms,
+projectors) is gathered with the piece, for as long as a pass takes. So is a matrix that both share.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 
-from dflop.parallel.nothing import NothingPass, tie_unused
+from dflop.models.loss import gather_for_loss
+from dflop.parallel.nothing import NothingPass, Units, tie_unused
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +44,20 @@ def layers_of(piece: nn.Module) -> list[nn.Module]:
     """
     named = getattr(piece, "layers_in_order", None)
     return [] if named is None else list(named())
+
+
+def units_of(piece: nn.Module) -> Units:
+    """What of a piece is gathered apart from the rest under ZeRO-3.
+
+    Args:
+        piece: As an adapter builds it; its method `ends` names embedding and head.
+
+    Returns:
+        Its layers, and its ends where it names any.
+    """
+    ends = getattr(piece, "ends", None)
+    first, last = (None, None) if ends is None else ends()
+    return Units(first, layers_of(piece), last)
 
 
 class ShardedPiece:
@@ -65,16 +84,21 @@ class ShardedPiece:
         """
         self.piece = piece
         self._is_gathered_once = zero < PARAMETERS
-        layers = layers_of(piece)
+        units = Units(None, layers_of(piece), None) if self._is_gathered_once else units_of(piece)
         policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype, cast_forward_inputs=False)
         # Before FSDP2's own hooks: its parameters must still be whole there.
         if not self._is_gathered_once and not takes_hidden:
-            tie_unused(piece, layers)
+            tie_unused(piece, units.layers)
             if hasattr(piece, "runs_all_layers"):
                 cast("Any", piece).runs_all_layers = True
-        for unit in (*layers, piece):
+        for unit in (*units.in_order(), piece):
             fully_shard(unit, mesh=mesh, reshard_after_forward=not self._is_gathered_once, mp_policy=policy)
-        self._units = [cast("FSDPModule", unit) for unit in (piece, *layers)]
+        if units.first is not None:
+            # The gradient of an embedding is made without the embedding.
+            cast("FSDPModule", units.first).set_unshard_in_backward(False)
+        if units.last is not None:
+            gather_for_loss(units.last)
+        self._units = [cast("FSDPModule", unit) for unit in (piece, *units.in_order())]
         for unit in self._units:
             unit.set_gradient_divide_factor(1.0)
             # A sum that multiplies on its way is NCCL's alone.
@@ -85,7 +109,7 @@ class ShardedPiece:
         sums_wider = compute_dtype is not None and reduce_dtype not in (None, compute_dtype)
         self._fills_first = sums_wider and not hasattr(FSDPParam, "unsharded_grad_dtype")
         self._set_meeting(not self._is_gathered_once)
-        self.nothing = NothingPass(piece, layers, takes_hidden)
+        self.nothing = NothingPass(piece, units, takes_hidden)
         """What a rank does in a microbatch of which it has no sample (ZeRO-3)."""
 
     def _set_meeting(self, is_meeting: bool) -> None:

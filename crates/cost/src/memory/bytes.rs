@@ -27,12 +27,14 @@ impl std::fmt::Display for Moment {
 /// Predicted bytes of one rank at its fullest moment, by what they hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RankMemory {
-    /// Parameters, in the dtype of the profile.
+    /// Parameters that the rank keeps, in the dtype of the profile.
     pub parameter_bytes: u64,
     /// Gradients of the parameters that train, in the dtype of the profile.
     pub gradient_bytes: u64,
     /// `AdamW` states: two moments in fp32, and an fp32 master copy where the parameters are bfloat16.
     pub optimizer_bytes: u64,
+    /// Parameters and gradients of the layers that run, which are whole for a while where parameters are cut (zero 3).
+    pub gathered_bytes: u64,
     /// What the forwards in flight keep for their backwards, without what the head keeps.
     pub activation_bytes: u64,
     /// What the head keeps: logits and what the loss needs of them.
@@ -55,11 +57,12 @@ pub struct RankMemory {
 
 impl RankMemory {
     /// The bytes by what they are for, in the order in which people see them.
-    pub const fn by_use(&self) -> [(&'static str, u64); 10] {
+    pub const fn by_use(&self) -> [(&'static str, u64); 11] {
         [
             ("parameters", self.parameter_bytes),
             ("gradients", self.gradient_bytes),
             ("optimizer", self.optimizer_bytes),
+            ("gathered", self.gathered_bytes),
             ("activations", self.activation_bytes),
             ("logits", self.logits_bytes),
             ("workspace", self.workspace_bytes),
@@ -80,11 +83,13 @@ impl RankMemory {
         self.total_bytes().saturating_sub(self.allocator_bytes).saturating_sub(self.context_bytes)
     }
 
-    /// What the rank holds independently of the samples: parameters, gradients, optimizer states, context, in bytes.
+    /// What the rank holds independently of the samples, in bytes: parameters, gradients, optimizer states, what is gathered
+    /// of them while layers run, context.
     pub const fn static_bytes(&self) -> u64 {
         self.parameter_bytes
             .saturating_add(self.gradient_bytes)
             .saturating_add(self.optimizer_bytes)
+            .saturating_add(self.gathered_bytes)
             .saturating_add(self.context_bytes)
     }
 }

@@ -3,7 +3,7 @@
 use crate::cost::CostModel;
 use crate::memory::bytes::{RankMemory, RankMicrobatch, RankRole};
 use crate::memory::footprint::Bytes;
-use crate::memory::walk::{MicrobatchBytes, Piece};
+use crate::memory::walk::{End, Gathered, GatheredEnd, MicrobatchBytes, Piece};
 use crate::module::{Module, gradient_bytes, is_layer};
 use crate::sharding::Sharding;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
@@ -58,17 +58,16 @@ impl CostModel {
     /// As [`CostModel::fixed_memory`], on a replica of `sharding`.
     ///
     /// ```text
-    ///             parameters              gradients            optimizer states
-    /// zero 0      P                       G                    S
-    /// zero 1, 2   P + P / n               G                    S / n
-    /// zero 3      P / n + gathered        G / n + whole        S / n
+    ///             parameters    gradients    optimizer states    gathered
+    /// zero 0      P             G            S
+    /// zero 1, 2   P + P / n     G            S / n
+    /// zero 3      P / n         G / n        S / n               two layers and what is no unit: parameters and gradients
     /// ```
     ///
     /// over n replicas. Ranks update their part of the parameters, which exists beside the gathered ones. In bfloat16 that
     /// part is float32: the master of what trains, which is among the states, and of what is frozen 4 bytes a
     /// parameter. Gradients are cut once a step under zero 2 as under zero 1, when all microbatches have
-    /// added theirs. Gathered under zero 3 is what is no layer, from the first to the last layer of a pass, and two
-    /// layers: the one that runs and the next. Of as many the gradients are whole for a while.
+    /// added theirs. Under zero 3 it is [`Gathered::layers`] that is counted here.
     pub fn sharded_memory(&self, role: RankRole, sharding: Sharding) -> RankMemory {
         let whole = self.fixed_memory(role, sharding.degree);
         if sharding.zero == Zero::Nothing || sharding.degree < 2 {
@@ -88,34 +87,75 @@ impl CostModel {
         if sharding.zero < Zero::Parameters {
             return RankMemory { parameter_bytes: whole.parameter_bytes.saturating_add(own_bytes), ..whole };
         }
-        let gathered =
-            |of_all: u64, of_one: fn(&Module) -> u64| self.gathered(role, of_all, of_one).min(of_all);
-        let parameters = gathered(whole.parameter_bytes, |module| module.parameter_bytes);
-        // The gradient of a matrix that embedding and head share waits in the walk.
-        let waiting = match role {
-            RankRole::Stage(stage) if self.shares_matrix(stage) => self.embedding.gradient_bytes,
-            _ => 0,
-        };
-        let gradients =
-            gathered(whole.gradient_bytes, |module| module.gradient_bytes).saturating_sub(waiting);
         RankMemory {
-            parameter_bytes: own_bytes.saturating_add(parameters),
-            gradient_bytes: part_of(whole.gradient_bytes).saturating_add(gradients),
+            parameter_bytes: own_bytes,
+            gradient_bytes: part_of(whole.gradient_bytes),
+            gathered_bytes: self.gathered(role, sharding).layers,
             ..whole
         }
     }
 
-    /// What is no layer on a rank of `role`, of `of_all` bytes, and two of its largest layers.
-    fn gathered(&self, role: RankRole, of_all: u64, of_one: fn(&Module) -> u64) -> u64 {
-        let layers: Vec<(u64, u64)> = match role {
-            RankRole::Encoder => self.encoder_layers(self.whole_encoder(), of_one),
-            RankRole::EncoderStage(stage) => self.encoder_layers(stage, of_one),
-            RankRole::Stage(stage) => vec![(of_one(&self.layer), u64::from(stage.num_layers))],
+    /// What is whole on a rank of `role` for a while, by what runs; nothing where parameters are not cut.
+    pub(crate) fn gathered(&self, role: RankRole, sharding: Sharding) -> Gathered {
+        if !sharding.gathers_layers() {
+            return Gathered::default();
+        }
+        match role {
+            RankRole::Encoder => self.gathered_encoder(self.whole_encoder()),
+            RankRole::EncoderStage(stage) => self.gathered_encoder(stage),
+            RankRole::Stage(stage) => self.gathered_stage(stage),
+        }
+    }
+
+    fn gathered_encoder(&self, stage: EncoderLayers) -> Gathered {
+        let of = |of_one: fn(&Module) -> u64| {
+            let all = self.over_encoder_stage(stage, of_one);
+            let layers = self.encoder_layers(stage, of_one);
+            let of_layers = layers
+                .iter()
+                .fold(0, |sum: u64, (one, count)| sum.saturating_add(one.saturating_mul(*count)));
+            let held = layers.iter().filter(|(_, count)| *count > 0);
+            let largest = held.map(|(one, _)| *one).max().unwrap_or(0);
+            all.saturating_sub(of_layers).saturating_add(largest.saturating_mul(2)).min(all)
         };
-        let all =
-            layers.iter().fold(0, |sum: u64, (one, count)| sum.saturating_add(one.saturating_mul(*count)));
-        let largest = layers.iter().filter(|(_, count)| *count > 0).map(|(one, _)| *one).max().unwrap_or(0);
-        of_all.saturating_sub(all).saturating_add(largest.saturating_mul(2))
+        let layers = of(|module| module.parameter_bytes).saturating_add(of(|module| module.gradient_bytes));
+        Gathered { layers, ..Gathered::default() }
+    }
+
+    fn gathered_stage(&self, stage: StageLayers) -> Gathered {
+        let mut gathered = Gathered::default();
+        let layer = &self.layer;
+        // The gradient of a unit as the backward makes it is of the type of its parameters.
+        let summing = |end: &Module| {
+            let made = if end.gradient_bytes > 0 { end.parameter_bytes } else { 0 };
+            end.gradient_bytes.saturating_add(made.min(end.gradient_bytes))
+        };
+        let running = |end: &Module| end.parameter_bytes.saturating_add(layer.parameter_bytes);
+        // The gradient that the unit behind a layer has given to its sum. It is freed when the layer's own is.
+        let mut reduced = layer.gradient_bytes;
+        if self.shares_matrix(stage) {
+            // In no unit of its own. The gradient of a shared matrix waits in the walk.
+            let parameters = self.head.parameter_bytes.max(self.embedding.parameter_bytes);
+            let besides = self.head.gradient_bytes.saturating_sub(self.embedding.gradient_bytes);
+            gathered.layers = parameters.saturating_add(besides);
+            gathered.embedding.summing = summing(&self.head);
+        } else {
+            if stage.is_first {
+                let (running, summing) = (running(&self.embedding), summing(&self.embedding));
+                gathered.embedding = GatheredEnd { running, summing };
+            }
+            if stage.is_last {
+                reduced = reduced.max(self.head.gradient_bytes);
+                let summing = summing(&self.head).saturating_add(layer.parameter_bytes);
+                gathered.head = GatheredEnd { running: running(&self.head), summing };
+            }
+        }
+        if stage.num_layers > 0 {
+            let parameters = layer.parameter_bytes.saturating_mul(2.min(stage.num_layers.into()));
+            let gradients = layer.gradient_bytes.saturating_add(reduced);
+            gathered.layers = gathered.layers.saturating_add(parameters).saturating_add(gradients);
+        }
+        gathered
     }
 
     /// What `of_one` says of the layers of an encoder stage, with how many of each there are.
@@ -198,19 +238,23 @@ impl CostModel {
         let hidden = self.llm_rows(total).saturating_mul(self.hidden_bytes);
         let features = microbatch.feature_tokens.saturating_mul(self.feature_bytes);
         let (mut pieces, mut is_extrapolated) = (Vec::new(), false);
-        let mut push = |bytes: Bytes, count: u64, is_head| {
+        let mut push = |bytes: Bytes, count: u64, end| {
             is_extrapolated |= bytes.is_extrapolated;
-            pieces.push(Piece { is_head, ..Piece::new(&bytes, count, hidden) });
+            pieces.push(Piece { end, ..Piece::new(&bytes, count, hidden) });
         };
         if stage.is_first {
-            push(self.embedding.footprint.at(total, std::iter::empty()), 1, false);
+            push(self.embedding.footprint.at(total, std::iter::empty()), 1, Some(End::Embedding));
         }
         for (layer, count) in self.layers_of(stage.num_layers) {
             let samples = samples_of(&microbatch.shape.llm_tokens);
-            push(layer.footprint.at(total, samples), count, false);
+            push(layer.footprint.at(total, samples), count, None);
         }
         if stage.is_last {
-            push(self.head.footprint.at(microbatch.shape.label_tokens, std::iter::empty()), 1, true);
+            push(
+                self.head.footprint.at(microbatch.shape.label_tokens, std::iter::empty()),
+                1,
+                Some(End::Head),
+            );
         }
         if self.shares_matrix(stage)
             && let Some((_, before)) = pieces.split_last_mut()

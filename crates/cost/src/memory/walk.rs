@@ -6,6 +6,13 @@ use crate::memory::footprint::Bytes;
 use crate::memory::holding::Buffers;
 use dflop_types::{Action, ActionKind, SplitBytes};
 
+/// The first and the last piece of an LLM backbone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Embedding,
+    Head,
+}
+
 /// One module (or the run of equal layers) that a microbatch passes on a rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Piece {
@@ -18,11 +25,13 @@ pub(crate) struct Piece {
     pub(crate) result: u64,
     /// Bytes of the gradient of its result, where they are known to be fewer.
     pub(crate) gradient: u64,
-    /// Bytes of gradients of pieces behind it that wait while it runs back: the head's, where it shares the matrix of the
-    /// embedding. Autograd adds the two before it hands them over.
+    /// Bytes that are there while it runs back: gradients of pieces behind it that wait (the head's, where it shares the matrix
+    /// of the embedding; autograd adds the two before it hands them over), and what it gathers.
     pub(crate) waiting: u64,
-    /// Whether `kept` is named as logits.
-    pub(crate) is_head: bool,
+    /// Bytes that are there behind its backward, when what it kept and its workspace are free.
+    pub(crate) summing: u64,
+    /// Which end of the backbone it is; none: a layer, or of an encoder. What the head keeps is named as logits.
+    pub(crate) end: Option<End>,
     /// Equal layers.
     pub(crate) count: u64,
     /// The part of `kept` that belongs to each layer but the first.
@@ -40,7 +49,8 @@ impl Piece {
             result,
             gradient: result,
             waiting: 0,
-            is_head: false,
+            summing: 0,
+            end: None,
             count,
             kept_of_one: of_one.kept,
             split: of_one.split(result),
@@ -54,7 +64,7 @@ impl Piece {
 
     /// `bytes` of `kept`, by name.
     const fn named(&self, bytes: u64) -> Load {
-        if self.is_head {
+        if matches!(self.end, Some(End::Head)) {
             Load { logits: bytes, ..Load::NONE }
         } else {
             Load { activations: bytes, ..Load::NONE }
@@ -74,6 +84,19 @@ pub(crate) struct MicrobatchBytes {
 }
 
 impl MicrobatchBytes {
+    /// Adds what embedding and head gather beyond what is `held` all the time.
+    pub(crate) fn gather(&mut self, gathered: Gathered, held: u64) {
+        for piece in &mut self.pieces {
+            let of_end = match piece.end {
+                None => continue,
+                Some(End::Embedding) => gathered.embedding,
+                Some(End::Head) => gathered.head,
+            };
+            piece.waiting = piece.waiting.saturating_add(of_end.running.saturating_sub(held));
+            piece.summing = of_end.summing.saturating_sub(held);
+        }
+    }
+
     fn kept(&self, pieces: &[Piece]) -> Load {
         let mut load = Load::default();
         for piece in pieces {
@@ -82,6 +105,26 @@ impl MicrobatchBytes {
         debug_assert!(pieces.len() <= self.pieces.len(), "a run of this microbatch's own");
         load
     }
+}
+
+/// Bytes of parameters and gradients that are whole on a rank while something runs, where parameters are cut (zero 3).
+/// FSDP2 gathers the next unit while one runs, and frees the gradient of a unit when the next one's begins its sum.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Gathered {
+    /// While layers run: two of them, their gradients, and what is in no unit of its own (norms, projectors, a matrix that
+    /// embedding and head share). Behind the last layer this includes the head's gradient on its way.
+    pub(crate) layers: u64,
+    pub(crate) embedding: GatheredEnd,
+    pub(crate) head: GatheredEnd,
+}
+
+/// What of an end is whole, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct GatheredEnd {
+    /// While it runs: its parameters and the layer beside it. Its gradient is among what was measured as its workspace.
+    pub(crate) running: u64,
+    /// Behind its backward, when it needs no workspace any more: its gradient, and the copy that is summed.
+    pub(crate) summing: u64,
 }
 
 /// Bytes at one moment, without what the rank holds independently of the samples.
@@ -253,6 +296,12 @@ impl Walk<'_> {
             let boundary = self.copied(microbatch.outgoing).saturating_add(gradient);
             let workspace = piece.workspace.saturating_add(piece.waiting);
             self.see(action, posted, Load { workspace, boundary, ..Load::default() });
+            if piece.summing > 0 {
+                let held = self.held;
+                self.held = held.minus(microbatch.kept(&pieces[index..=index]));
+                self.see(action, posted, Load { workspace: piece.summing, boundary, ..Load::default() });
+                self.held = held;
+            }
         }
         self.held = self.held.minus(microbatch.kept(&pieces[..pieces.len().min(1)]));
         self.release_outgoing(microbatch);

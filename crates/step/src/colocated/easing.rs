@@ -3,7 +3,7 @@
 //! A rank of a colocated layout has one microbatch in flight, so what one of them recomputes does not depend on the others.
 //! A plan that recomputes for the sake of its largest microbatches need not do so in the small ones.
 
-use dflop_cost::{CostModel, CostSettings, RankMemory, RankMicrobatch};
+use dflop_cost::{ColocatedMemory, CostModel, CostSettings, RankMemory, RankMicrobatch};
 use dflop_types::{ModelProfile, Recomputation, Recompute};
 use std::sync::Arc;
 
@@ -128,7 +128,7 @@ pub(crate) fn run<'a>(
     (most, eased): (&'a CostModel, &'a Eased),
     budget_bytes: Option<u64>,
     (encoder, llm, is_exchanged): (&RankMicrobatch, &RankMicrobatch, bool),
-    fixed: [RankMemory; 2],
+    fixed: ColocatedMemory,
 ) -> Run<'a> {
     let peak = |model: &CostModel| model.colocated_peak(encoder, llm, fixed, is_exchanged);
     let least = budget_bytes.and_then(|budget| eased.least_within(budget, peak));

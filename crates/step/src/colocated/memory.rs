@@ -5,7 +5,7 @@ use crate::error::StepError;
 use crate::judge::work::{encoder_work, features, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
-use dflop_cost::{CostModel, Moment, RankMemory, RankMicrobatch, Sharding};
+use dflop_cost::{ColocatedMemory, CostModel, Moment, RankMemory, RankMicrobatch, Sharding};
 use dflop_schedule::Meets;
 use dflop_types::{
     Action, Component, EncoderShare, MicrobatchShape, PartRange, Recomputation, SampleIndex, SampleShape,
@@ -26,7 +26,7 @@ pub(crate) fn peaks(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide
 }
 
 /// The memory of each rank that does not depend on its samples: for the encoder, and for the LLM backbone.
-pub(crate) fn fixed(scheduler: &StepScheduler) -> [RankMemory; 2] {
+pub(crate) fn fixed(scheduler: &StepScheduler) -> ColocatedMemory {
     scheduler.model.colocated_memory(Sharding::of(&scheduler.settings.layout, Component::Both))
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn fixed(scheduler: &StepScheduler) -> [RankMemory; 2] {
 pub(crate) fn peak(
     scheduler: &StepScheduler,
     microbatches: &[(&[SampleIndex], &[EncoderShare])],
-    fixed: [RankMemory; 2],
+    fixed: ColocatedMemory,
 ) -> RankMemory {
     // A microbatch without samples never decides the peak.
     let filled =
@@ -64,7 +64,7 @@ pub(crate) fn run<'a>(
     scheduler: &'a StepScheduler,
     llm: &[SampleIndex],
     encoder: &[EncoderShare],
-    fixed: [RankMemory; 2],
+    fixed: ColocatedMemory,
 ) -> Run<'a> {
     let work = encoder_work(scheduler, encoder);
     let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
