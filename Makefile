@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +125,12 @@ test-oldest: setup ## The tests that train, with the oldest PyTorch and transfor
 	  tests/unit/test_experts.py tests/unit/test_profiling.py tests/unit/test_memory.py tests/unit/test_wide_gradients.py \
 	  --ignore tests/dist/test_examples.py --ignore tests/dist/test_trainers.py \
 	  -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
+
+# Built from its sources with the PyTorch that is installed, without kernels of its own, and kept apart: `.venv` stays as it is.
+DEEPSPEED := target/deepspeed
+test-deepspeed: setup $(DEV) ## The first line under DeepSpeed's ZeRO-0 to 3 on two CPU ranks (installs DeepSpeed; 2 minutes)
+	DS_BUILD_OPS=0 $(UV) pip install --quiet --python $(BIN)/python --target $(DEEPSPEED) --no-deps --no-build-isolation deepspeed==0.19.8 hjson ninja py-cpuinfo einops msgpack
+	PYTHONPATH=$(DEEPSPEED) DS_ACCELERATOR=cpu $(BIN)/python -m pytest tests/dist/test_deepspeed.py
 
 test-gpu: setup $(DEV) ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

@@ -8,6 +8,7 @@ from dflop.integrations.loader import balanced_loader
 
 try:
     from accelerate.data_loader import prepare_data_loader
+    from accelerate.utils import DistributedType
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "accelerate":
         raise
@@ -20,6 +21,26 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
+
+
+def meets_of(accelerator: Accelerator) -> str:
+    """What the ranks of a run wait for, as `BalancedBatchSampler` has it.
+
+    Args:
+        accelerator: as the run has made it.
+
+    Returns:
+        `phase` where the layers' weights are gathered from all ranks (FSDP, DeepSpeed's ZeRO-3), else `step`.
+    """
+    kind = accelerator.distributed_type
+    if kind == DistributedType.DEEPSPEED:
+        plugin: Any = accelerator.state.deepspeed_plugin
+        # Not `zero_stage`: that is an environment variable's or a default, whatever the file of DeepSpeed says.
+        return "phase" if plugin.hf_ds_config.is_zero3() else "step"
+    if kind == DistributedType.FSDP:
+        strategy: Any = getattr(accelerator.state.fsdp_plugin, "sharding_strategy", None)
+        return "step" if getattr(strategy, "name", None) == "NO_SHARD" else "phase"
+    return "step"
 
 
 def keep_batches(accelerator: Accelerator, loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -56,11 +77,12 @@ def balanced(
         dataset: with positions from 0.
         costs: what `BalancedBatchSampler` takes.
         batch_size: samples of a microbatch, on average.
-        **options: of the DataLoader and of `BalancedBatchSampler`.
+        **options: of the DataLoader and of `BalancedBatchSampler`; `meets` is that of the accelerator.
 
     Returns:
         The loader; its `batch_sampler` is the sampler.
     """
     accumulation = accelerator.gradient_accumulation_steps
+    options = {"meets": meets_of(accelerator), **options}
     loader = balanced_loader(dataset, costs, batch_size, accumulation=accumulation, **options)
     return accelerator.prepare(keep_batches(accelerator, loader))

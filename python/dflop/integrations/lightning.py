@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch.utils.data import DataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     Labels = Callable[[Any], torch.Tensor | Iterable[torch.Tensor]]
+
+
+def meets_of(strategy: object) -> str:
+    """What the ranks of a run wait for, as `BalancedBatchSampler` has it.
+
+    Args:
+        strategy: of the trainer.
+
+    Returns:
+        `phase` where the layers' weights are gathered from all ranks (FSDP, DeepSpeed's ZeRO-3), else `step`.
+    """
+    if isinstance(strategy, DeepSpeedStrategy):
+        return "phase" if strategy.zero_stage_3 else "step"
+    return "phase" if isinstance(strategy, (FSDPStrategy, ModelParallelStrategy)) else "step"
 
 
 class _Sampler(BalancedBatchSampler):
@@ -94,7 +109,8 @@ class BalancedData(LightningDataModule):
             batch_size: samples of a microbatch, on average.
             labels: gives the labels of a batch, as `dflop.integrations.num_label_tokens` takes them; None:
                 its entry `labels`.
-            **options: of the DataLoader and of `BalancedBatchSampler`.
+            **options: of the DataLoader and of `BalancedBatchSampler`; `meets` is that of the trainer's
+                strategy.
         """
         super().__init__()
         self._dataset, self._costs, self._batch_size = dataset, costs, batch_size
@@ -126,7 +142,7 @@ class BalancedData(LightningDataModule):
             trainer.world_size,
             trainer.global_rank,
             num_buckets=trainer.world_size * int(trainer.accumulate_grad_batches),
-            **self._of_sampler,
+            **{"meets": meets_of(trainer.strategy), **self._of_sampler},
         )
         check_length(self._dataset, self._sampler, "dataset")
         if self._state is not None:

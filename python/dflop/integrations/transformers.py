@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
-from dflop.integrations.accelerate import keep_batches
+from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.loader import check_length
 from dflop.integrations.loss import token_loss
 from dflop.integrations.padded_rows import watched
@@ -35,7 +35,7 @@ def mean_over_tokens(
             that count none: those of the microbatch.
 
     Returns:
-        A number; the trainer multiplies it by the ranks, over which DDP and FSDP average.
+        A number; the trainer multiplies it by the ranks, over which DDP, FSDP and DeepSpeed average.
     """
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits
     if num_items_in_batch is None:
@@ -55,7 +55,8 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
     Args:
         trainer: of `transformers`, or made of it.
         costs: what `BalancedBatchSampler` takes, a sample of `train_dataset` each.
-        **options: of `BalancedBatchSampler`, as `meets` or `giant_llm_cost`.
+        **options: of `BalancedBatchSampler`, as `giant_llm_cost`; `meets` is that of the trainer: `phase`
+            under FSDP and DeepSpeed's ZeRO-3, else `step`.
 
     Returns:
         The same trainer.
@@ -79,6 +80,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         **{
             "seed": args.seed if args.data_seed is None else args.data_seed,
             "drop_last": args.dataloader_drop_last,
+            "meets": meets_of(trainer.accelerator),
             **options,
         },
     )
