@@ -101,7 +101,7 @@ fn data_that_are_elsewhere_are_no_fault() {
 #[test]
 fn a_profile_that_the_plan_made_is_made_again() {
     let session = Session::new();
-    let config = "model: {name: llava-onevision-qwen2-7b}\ndata: {mixture: demo/data/mixture.yaml, video_max_frames: 16}\n\
+    let config = "model: {name: llava-onevision-qwen2-0.5b}\ndata: {mixture: demo/data/mixture.yaml, video_max_frames: 16}\n\
                   cluster: {device: h100, num_ranks: 4}\n";
     fs::write(session.path("dflop.yaml"), config).unwrap();
     let plan = ["plan", "--sampled-batches", "1"];

@@ -5,7 +5,7 @@ use std::fs;
 
 fn session() -> Session {
     let session = Session::new();
-    let config = "model: {name: llava-onevision-qwen2-7b}\n\
+    let config = "model: {name: llava-onevision-qwen2-0.5b}\n\
                   data: {mixture: demo/data/mixture.yaml, video_max_frames: 16}\n\
                   cluster: {device: h100, num_ranks: 8}\n";
     fs::write(session.path("dflop.yaml"), config).unwrap();
