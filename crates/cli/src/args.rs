@@ -153,7 +153,8 @@ pub(crate) struct Plan {
     pub(crate) only: Option<Only>,
     /// Plan with the times that a run's steps took, and say what a change to the best plan gains, less the restart
     ///
-    /// DIR is the run of the plan beside the configuration. Its spans renew the model profile (a factor for each component and
+    /// DIR is the run. The plan that it ran last is read from beside the configuration, or where that was changed or moved since, from
+    /// the run's own copy. The run's spans renew the model profile (a factor for each component and
     /// kind of action); slow ranks and sizes of samples count too. The plan and the renewed profile are written to
     /// plan.live.json and model_profile.live.json, so that the run can go on as it is.
     #[arg(long, value_name = "DIR")]
