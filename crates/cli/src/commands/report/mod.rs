@@ -1,6 +1,7 @@
 //! `dflop report`: whatever a directory holds, as one page.
 
 mod against;
+mod blame;
 mod found;
 mod loss;
 mod metrics;
