@@ -21,13 +21,11 @@ import argparse
 import hashlib
 import json
 import math
-import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +49,13 @@ cluster: {{device: h100, num_ranks: {ranks}}}
 train: {{global_batch_size: {batch}, num_microbatches: {microbatches}, steps: {steps}}}
 """
 FILES = {"plan": "plan.json", "data_profile": "data_profile.parquet", "model_profile": "model_profile.json"}
+MEASURED = """\
+import json, resource, subprocess, sys, time
+start = time.monotonic()
+subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr)
+print(json.dumps([time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024]))
+"""
+"""Run by a small process: to the system, a process needs at least what the one that started it has."""
 SLOW_RANK, SLOWER = 5, 1.25
 """A rank that is slow in the second half of the run."""
 
@@ -145,22 +150,16 @@ def write_run(folder: Path, steps: int) -> None:
 
 def reported(folder: Path) -> dict[str, Any]:
     """What `dflop report` took, and what its page holds."""
-    command = [sys.executable, "-m", "dflop", "report", "."]
-    start = time.monotonic()
-    with subprocess.Popen(command, cwd=folder, stdout=sys.stderr) as process:
-        # Of this process alone: the planner's is larger.
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    seconds = time.monotonic() - start
-    if process.returncode != 0:
-        raise subprocess.CalledProcessError(process.returncode, command)
+    command = [sys.executable, "-c", MEASURED, sys.executable, "-m", "dflop", "report", "."]
+    said = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+    seconds, peak_bytes = json.loads(said)
     page = (folder / "report.html").read_text(encoding="utf-8")
     (data,) = re.findall(r'<script type="application/json" id="viewer-data">(.*?)</script>', page)
     viewer = json.loads(data)
     return {
         "page_bytes": len(page.encode()),
         "seconds": seconds,
-        "peak_bytes": used.ru_maxrss * 1024,
+        "peak_bytes": peak_bytes,
         "run_bytes": sum(path.stat().st_size for path in (folder / "run").glob("*.jsonl")),
         "steps_held": len(viewer["steps"]),
         "parts": viewer["parts"],

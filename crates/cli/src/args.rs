@@ -20,6 +20,7 @@ pub(crate) use profile::{Profile, ProfileData, ProfileDiff, ProfileMerge, Profil
 pub(crate) use rehearse::Rehearse;
 pub(crate) use shell::{Completions, Man};
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// Makes multimodal-LLM training faster by looking at the data.
@@ -223,6 +224,16 @@ fn seconds(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "must be a number of seconds above 0".to_owned())
 }
 
+/// Steps from the first to the last, both included; or one step.
+fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    let (first, last) = (first.parse::<u64>().ok(), last.parse::<u64>().ok());
+    let steps = first.zip(last).filter(|(first, last)| first <= last);
+    steps
+        .map(|(first, last)| first..=last)
+        .ok_or_else(|| "must be FIRST..LAST, as in 400..420, or one step".to_owned())
+}
+
 /// Train as planned (starts torchrun itself, or runs under one).
 ///
 /// On one machine the command starts torchrun itself. Under an external torchrun (RANK and WORLD_SIZE are set) it runs as
@@ -362,8 +373,14 @@ pub(crate) struct Report {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Also write a trace for ui.perfetto.dev
+    ///
+    /// It has the measured and the predicted spans of all steps; of a long run on many ranks those of the slowest steps and the last
+    /// ones, some 60 MB, and a line says so.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// With --trace: only these steps, as in 400..420
+    #[arg(long, value_name = "FIRST..LAST", requires = "trace", value_parser = steps)]
+    pub(crate) trace_steps: Option<RangeInclusive<u64>>,
     /// Also draw one global batch as the baselines and as dflop train it, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) figure: Option<PathBuf>,

@@ -196,7 +196,7 @@
     const bar = (at, colour, least) => {
       const tall = Math.max(1, (height - 2) * (data.steps[at].ns / longest));
       pen.fillStyle = colour;
-      pen.fillRect(at * each, height - tall, Math.max(least, each > 3 ? Math.min(each - 1, 24) : each), tall);
+      pen.fillRect(at * each, height - tall, Math.max(least, each > 3 ? each - 1 : each), tall);
     };
     data.steps.forEach((_, at) => bar(at, colours.F, 1));
     bar(index, colours.link, 2.5);
@@ -252,17 +252,18 @@
     if (button) acts[button.dataset.do]();
   });
   slider.addEventListener("input", () => show(Number(slider.value)));
-  // The step of this number; where the page does not hold it, the next one that it holds.
-  number.addEventListener("change", () => {
-    const asked = data.steps.findIndex((one) => one.step >= Number(number.value));
-    show(asked < 0 ? data.steps.length - 1 : asked);
-  });
+  // The step of a number; of several arms that of its arm. Where the page does not hold it, the next one that it holds.
+  const find = (number, arm) => {
+    const same = data.steps.findIndex((one) => one.step === number && one.arm === arm);
+    const next = same >= 0 ? same : data.steps.findIndex((one) => one.step >= number);
+    show(next < 0 ? data.steps.length - 1 : next);
+  };
+  number.addEventListener("change", () => find(Number(number.value), step().arm));
+  holder.addEventListener("show-step", (event) => find(event.detail.step, event.detail.arm));
   // Links elsewhere on the page that name a step.
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[data-step]");
-    if (!link) return;
-    const at = data.steps.findIndex((one) => one.step === Number(link.dataset.step) && one.arm === link.dataset.arm);
-    if (at >= 0) show(at);
+    if (link) find(Number(link.dataset.step), link.dataset.arm);
   });
   strip.addEventListener("pointerdown", (event) => {
     strip.setPointerCapture(event.pointerId);

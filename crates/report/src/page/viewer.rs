@@ -64,8 +64,7 @@ fn num_ranks(steps: &[Item<'_>]) -> u32 {
     all_ranks(steps).min(MOST_RANKS)
 }
 
-/// The steps as finely as `most_bytes` of JSON have room for. If there is no room for all steps, the slowest is taken, and others
-/// evenly spread.
+/// The steps as finely as `most_bytes` of JSON have room for. If there is no room for all steps, some are taken.
 fn held<'a>(all: &[Item<'a>], names: Names<'_>, most_bytes: usize) -> Held<'a> {
     let ranks = num_ranks(all);
     let encoded = |steps: Vec<Item<'a>>, parts: u64| {
@@ -89,7 +88,7 @@ fn held<'a>(all: &[Item<'a>], names: Names<'_>, most_bytes: usize) -> Held<'a> {
         // Steps differ in size. So this takes a tenth fewer steps than would fit if all were equal.
         let num = held.steps.len();
         let most = (num * 9 / 10).min(num * (most_bytes / 10 * 9) / num_bytes).max(1);
-        (held, num_bytes) = encoded(with_the_slowest(&held.steps, most), held.parts);
+        (held, num_bytes) = encoded(some_of(&held.steps, most), held.parts);
     }
     if num_bytes > most_bytes {
         held = Held { steps: Vec::new(), texts: Vec::new(), lists: Vec::new(), ..held };
@@ -97,10 +96,13 @@ fn held<'a>(all: &[Item<'a>], names: Names<'_>, most_bytes: usize) -> Held<'a> {
     held
 }
 
-/// Some of the steps, evenly spread, the slowest among them: it is the one that people look for.
-fn with_the_slowest<'a>(steps: &[Item<'a>], most: usize) -> Vec<Item<'a>> {
+/// Some of the steps, evenly spread, among them the last and the slowest: these are the ones that people look for.
+fn some_of<'a>(steps: &[Item<'a>], most: usize) -> Vec<Item<'a>> {
     let slowest = (0..steps.len()).max_by_key(|&at| (steps[at].timeline.makespan_ns, std::cmp::Reverse(at)));
     let mut taken = spread(steps.len(), most);
+    if let Some(last) = taken.last_mut() {
+        *last = steps.len() - 1;
+    }
     if let Some((slowest, nearest)) =
         slowest.and_then(|at| Some((at, (0..taken.len()).min_by_key(|&i| taken[i].abs_diff(at))?)))
     {
@@ -337,7 +339,7 @@ mod tests {
         assert_eq!(page.matches("\"spans\":\"").count(), 1_000);
     }
 
-    /// Whatever a run has, the page is no larger: spans get what the rest leaves. The slowest step is held.
+    /// Whatever a run has, the page is no larger: spans get what the rest leaves. The slowest step is held, and the last one.
     #[test]
     fn a_longer_run_is_a_page_of_five_megabytes_too() {
         let report = long_run(6_000, 64);
@@ -352,6 +354,7 @@ mod tests {
         let slowest =
             report.steps.iter().max_by_key(|step| (makespan_ns(step), std::cmp::Reverse(step.step)));
         let slowest = slowest.unwrap();
+        assert!(page.contains("{\"step\":5999,\"arm\":"));
         assert!(page.contains(&format!(
             "{{\"step\":{},\"arm\":\"aware\",\"how\":\"measured\",\"ns\":{}",
             slowest.step,
