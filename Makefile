@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -215,9 +215,12 @@ bench-plan: setup $(DEV) ## The search for a plan: seconds, memory and regret by
 	cargo build --release --locked --quiet -p dflop-plan --example search
 	$(BIN)/python benches/plan.py bench/out/plan.json
 
-bench-adapt: setup $(DEV) ## Slow shapes and slow ranks: what correction wins back, costs and names; simulated, rehearsed and slept (the better part of an hour, a quiet machine) -> bench/out/adapt.json
+bench-adapt: setup $(DEV) ## Slow shapes and slow ranks: what correction wins back, costs and names; simulated, rehearsed and slept (40 minutes, a quiet machine) -> bench/out/adapt.json
 	cargo build --release --locked --quiet -p dflop-plan --example adapt
 	$(BIN)/python benches/adapt.py bench/out/adapt.json
+
+bench-report: setup ## The report of 1,000 steps on 64 ranks: bytes, seconds, memory (5 minutes) -> bench/out/report.json
+	$(BIN)/python benches/report.py bench/out/report.json
 
 bench-paper: setup ## The paper's models on 8 to 1,024 A100, simulated beside what people run today -> bench/out/paper.json
 	$(BIN)/python benches/paper.py bench/out/paper.json --dflop $(BIN)/dflop

@@ -1,12 +1,13 @@
 """How much time correction wins back when steps differ from the profile, and what it costs.
 
 Usage: python benches/adapt.py OUT.json [--example EXECUTABLE] [--worlds simulated,rehearsed,slept,...]
-       [--shares 0.01,0.03,0.05] [--times 0.25,0.5,1,2] [--rounds 64]
+       [--shares 0.01,0.03,0.05] [--times 0.25,0.5,1,2] [--slept 0.03:1,0.03:2] [--speed 0.05] [--rounds 64]
 
 The same anomaly in three worlds: 1, 3 and 5 % of the samples, of neighbouring sizes, add 25, 50, 100 and
-200 % of the largest stage's mean time to each action that holds one (`SlowShapes` of `crates/step`). What is
-done is said on stderr; --shares and --times choose what is rehearsed and slept. Ctrl-C ends all of it, and
-nothing is written.
+200 % of the largest stage's mean time to each action that holds one (`SlowShapes` of `crates/step`). All
+twelve are simulated and rehearsed, two are slept: --shares, --times and --slept choose others. What is done,
+which part of all it is and how long it has taken is said on stderr. Ctrl-C ends all of it, and nothing is
+written.
 
 simulated  `crates/plan/examples/adapt.rs`: a made-up cluster of 32 H100; slow ranks, and 1,000 quiet steps
 rehearsed  `dflop rehearse --slow-shapes`: eight real processes that sleep as predicted; a slow rank too
@@ -37,6 +38,7 @@ trained_error_over_noise, _p95  the error of corrected predictions over what equ
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -45,6 +47,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +64,8 @@ LAYOUT = "encoder.dp=2,llm.pp=2,llm.dp=3"
 """Of the rehearsal: eight ranks; LLM replicas that can take each other's work."""
 STEPS, COUNTED = 32, 16
 """Steps of each anomaly, and from which on they count. After the last one correction decides on itself."""
+REHEARSED = 96
+"""Steps of a rehearsal with and without correction: a step has one slow sample or two, 16 say little."""
 LOST_MIN = 0.01
 """Less lost than this part of the step is nothing to win back."""
 MEMORY_OF_RANKS = {
@@ -92,16 +97,20 @@ def with_sizes(config: Path, sizes: dict[str, int]) -> str:
     return text
 
 
+BEGAN_S = time.monotonic()
+
+
 def say(text: str) -> None:
-    """Tells what is done."""
-    print(text, file=sys.stderr, flush=True)
+    """Tells what is done, and how long all of it has taken so far."""
+    print(f"[{(time.monotonic() - BEGAN_S) / 60:.1f} min] {text}", file=sys.stderr, flush=True)
 
 
 def recovered(steps_ns: dict[str, list[int]]) -> dict[str, Any]:
     """What was lost and won back over equal batches.
 
     Args:
-        steps_ns: Times of the same steps: `quiet` without the anomaly, `off` with it, `auto` with correction.
+        steps_ns: Times of the same steps: `quiet` without the anomaly, `off` with it, `auto` with correction
+            (in rehearsals `on`, which never rests).
 
     Returns:
         Parts of the quiet step that are lost; the part of it that came back, with a 95 % interval over the
@@ -143,8 +152,17 @@ def decisions(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {"off_after_step": rests[0] if rests else None, "decisions": told}
 
 
-def rehearsed(folder: Path, pairs: Pairs) -> list[dict[str, Any]]:
-    """Rehearsals of eight ranks, each anomaly without and with correction."""
+def rehearsed(folder: Path, pairs: Pairs, speed: float) -> list[dict[str, Any]]:
+    """Rehearsals of eight ranks, each anomaly without correction, with it, and where it decides on itself.
+
+    Args:
+        folder: To work in; it is empty.
+        pairs: Slow shapes.
+        speed: How many times faster than an H100. Below 1, what this machine is late by counts little.
+
+    Returns:
+        A row an anomaly.
+    """
     dflop("demo-data", folder, "--force", "--samples", 512, folder=folder)
     config = folder / "dflop.yaml"
     text = with_sizes(config, {"num_ranks": 8, "global_batch_size": 48, "num_microbatches": 4})
@@ -152,25 +170,32 @@ def rehearsed(folder: Path, pairs: Pairs) -> list[dict[str, Any]]:
     dflop("profile", "model", "--estimate", "--hardware", "h100", folder=folder)
     dflop("plan", "--only", LAYOUT, folder=folder)
 
-    def run(mode: str, flags: tuple[str, ...]) -> tuple[list[int], list[dict[str, Any]]]:
-        say(f"rehearsal of eight ranks: {' '.join(flags) or 'quiet'}, correction {mode}")
+    anomalies = [("--slow-shapes", f"{100 * share:g}%:{times:g}") for share, times in pairs]
+    anomalies.append(("--slow-rank", "3:1.5"))
+    numbers = itertools.count(1)
+
+    def run(
+        mode: str, flags: tuple[str, ...], steps: int = REHEARSED
+    ) -> tuple[list[int], list[dict[str, Any]]]:
+        place = f"rehearsal {next(numbers)} of {1 + 3 * len(anomalies)}"
+        say(f"{place}, eight ranks: {' '.join(flags) or 'quiet'}, correction {mode}, {steps} steps")
         config.write_text(text.replace("train:\n", f'train:\n  correction: "{mode}"\n', 1))
-        # A hundred times slower than an H100: what a machine is late by counts little.
-        dflop("rehearse", "--steps", STEPS, "--speed", 0.01, "--force", *flags, folder=folder)
+        dflop("rehearse", "--steps", steps, "--speed", speed, "--force", *flags, folder=folder)
         metrics = lines(folder / "rehearsal" / "metrics.jsonl")[COUNTED:]
         return [step["step_ns"] for step in metrics], lines(folder / "rehearsal" / "events.jsonl")
 
     quiet, _ = run("off", ())
     rows: list[dict[str, Any]] = []
-    anomalies = [("--slow-shapes", f"{100 * share:g}%:{times:g}") for share, times in pairs]
-    for flags in [*anomalies, ("--slow-rank", "3:1.5")]:
+    for flags in anomalies:
         off, _ = run("off", flags)
-        auto, events = run("auto", flags)
-        row = {"anomaly": " ".join(flags), **recovered({"quiet": quiet, "off": off, "auto": auto})}
+        on, events = run("on", flags)
+        row = {"anomaly": " ".join(flags), **recovered({"quiet": quiet, "off": off, "auto": on})}
         if flags[0] == "--slow-rank":
             alarms = [e for e in events if e.get("cause") == "rank" and e["words"].startswith("rank 3 ")]
             row["named_after_steps"] = alarms[0]["step"] + 1 if alarms else None
-        rows.append(row | decisions(events))
+        # Only `auto` decides whether it pays.
+        _, decided = run("auto", flags, STEPS)
+        rows.append(row | decisions(decided))
         say(json.dumps(rows[-1]))
     return rows
 
@@ -195,7 +220,7 @@ def trained(folder: Path, asked: dict[str, Any], sizes: dict[str, int], num_samp
 
 def slept(folder: Path, pairs: Pairs) -> list[dict[str, Any]]:
     """A training run whose actions with slow samples sleep, with and without correction, batch by batch."""
-    say("training with real sleeps on two ranks")
+    say(f"training with real sleeps on two ranks: {len(pairs)} anomalies")
     asked = {"slow": pairs, "steps": STEPS, "counted": COUNTED}
     found = trained(folder, asked, {"global_batch_size": 16, "num_microbatches": 4}, 512)
     return [
@@ -304,6 +329,10 @@ def main() -> None:
     parser.add_argument("--worlds", default=",".join(WORLDS))
     parser.add_argument("--shares", default="0.01,0.03,0.05")
     parser.add_argument("--times", default="0.25,0.5,1,2")
+    parser.add_argument("--slept", default="0.03:1,0.03:2", help="SHARE:TIMES of each that is slept")
+    parser.add_argument(
+        "--speed", type=float, default=0.05, help="of the rehearsals, as `dflop rehearse` has it"
+    )
     parser.add_argument("--rounds", type=int, default=64, help="of `monitored` and `predicted`; at least 16")
     wanted = parser.parse_args()
     worlds = wanted.worlds.split(",")
@@ -313,15 +342,20 @@ def main() -> None:
         parser.error("--rounds must be at least 16")
     shares, times = ([float(one) for one in text.split(",")] for text in (wanted.shares, wanted.times))
     pairs = [(share, of_stage) for share in shares for of_stage in times]
+    slept_pairs = [
+        (float(share), float(of_stage))
+        for share, of_stage in (one.split(":") for one in wanted.slept.split(","))
+    ]
     answer: dict[str, Any] = origin()
     sections: dict[str, Any] = {}
     if "simulated" in worlds:
+        say("simulated: 32 rows, each said when it is done")
         said = subprocess.run([str(wanted.example)], check=True, stdout=subprocess.PIPE, text=True).stdout
         sections["simulated"] = json.loads(said)
         answer |= of_simulated(sections["simulated"])
     runs: dict[str, Callable[[Path], Any]] = {
-        "rehearsed": lambda folder: rehearsed(folder, pairs),
-        "slept": lambda folder: slept(folder, pairs),
+        "rehearsed": lambda folder: rehearsed(folder, pairs, wanted.speed),
+        "slept": lambda folder: slept(folder, slept_pairs),
         "monitored": lambda folder: monitored(folder, wanted.rounds),
         "predicted": lambda folder: predicted(folder, wanted.rounds),
     }

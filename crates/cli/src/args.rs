@@ -20,6 +20,7 @@ pub(crate) use profile::{Profile, ProfileData, ProfileDiff, ProfileMerge, Profil
 pub(crate) use rehearse::Rehearse;
 pub(crate) use shell::{Completions, Man};
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// Makes multimodal-LLM training faster by looking at the data.
@@ -153,7 +154,8 @@ pub(crate) struct Plan {
     pub(crate) only: Option<Only>,
     /// Plan with the times that a run's steps took, and say what a change to the best plan gains, less the restart
     ///
-    /// DIR is the run of the plan beside the configuration. Its spans renew the model profile (a factor for each component and
+    /// DIR is the run. The plan that it ran last is read from beside the configuration, or where that was changed or moved since, from
+    /// the run's own copy. The run's spans renew the model profile (a factor for each component and
     /// kind of action); slow ranks and sizes of samples count too. The plan and the renewed profile are written to
     /// plan.live.json and model_profile.live.json, so that the run can go on as it is.
     #[arg(long, value_name = "DIR")]
@@ -220,6 +222,16 @@ fn price(text: &str) -> Result<f64, String> {
 fn seconds(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
     number.ok_or_else(|| "must be a number of seconds above 0".to_owned())
+}
+
+/// Steps from the first to the last, both included; or one step.
+fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    let (first, last) = (first.parse::<u64>().ok(), last.parse::<u64>().ok());
+    let steps = first.zip(last).filter(|(first, last)| first <= last);
+    steps
+        .map(|(first, last)| first..=last)
+        .ok_or_else(|| "must be FIRST..LAST, as in 400..420, or one step".to_owned())
 }
 
 /// Train as planned (starts torchrun itself, or runs under one).
@@ -361,8 +373,14 @@ pub(crate) struct Report {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Also write a trace for ui.perfetto.dev
+    ///
+    /// It has the measured and the predicted spans of all steps; of a long run on many ranks those of the slowest steps and the last
+    /// ones, some 60 MB, and a line says so.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// With --trace: only these steps, as in 400..420
+    #[arg(long, value_name = "FIRST..LAST", requires = "trace", value_parser = steps)]
+    pub(crate) trace_steps: Option<RangeInclusive<u64>>,
     /// Also draw one global batch as the baselines and as dflop train it, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) figure: Option<PathBuf>,

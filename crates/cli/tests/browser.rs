@@ -214,6 +214,11 @@ impl Browser {
         found.as_array().unwrap().iter().map(|c| c.as_str().unwrap().to_owned()).collect()
     }
 
+    fn scheme(&mut self, name: &str) {
+        let features = json!([{"name": "prefers-color-scheme", "value": name}]);
+        self.ask("Emulation.setEmulatedMedia", &json!({"features": features}));
+    }
+
     fn picture(&mut self, name: &str) {
         let Ok(dir) = std::env::var("SCREENSHOTS") else { return };
         let size =
@@ -277,6 +282,28 @@ fn the_cost_follows_its_numbers(browser: &mut Browser) {
     assert_eq!(numbers(browser.value(cost)), after);
 }
 
+/// By its number, by its bar, and from where its slowness is explained; step 2 is shown again at the end.
+fn a_step_is_found(browser: &mut Browser) {
+    let type_in = |number: u64| {
+        format!(
+            "(n => {{ n.value = {number}; n.dispatchEvent(new Event('change')); }})(window['viewer-number'])"
+        )
+    };
+    browser.value(&type_in(7));
+    assert_eq!(browser.shown().0, 7);
+    let (left, top, width, height) = browser.place("#viewer-strip");
+    let at = (left + width * 4.5 / 12.0, top + height - 2.0);
+    browser.mouse("mousePressed", at, 1);
+    browser.mouse("mouseReleased", at, 0);
+    assert_eq!(browser.shown().0, 4);
+    let asked = browser.value(
+        "(a => { a.click(); return Number(a.dataset.step); })(document.querySelector('#slow a[data-step]'))",
+    );
+    assert_eq!(json!(browser.shown().0), asked);
+    browser.value(&type_in(2));
+    assert_eq!(browser.shown().0, 2);
+}
+
 #[test]
 fn the_page_works_in_a_browser() {
     let Some(mut browser) = Browser::start() else { return };
@@ -288,10 +315,7 @@ fn the_page_works_in_a_browser() {
     let made = session.dflop(&["report", "demo"]);
     assert!(made.contains("status: 0"), "{made}");
     let url = format!("file://{}", session.path("demo/report.html").canonicalize().unwrap().display());
-    browser.ask(
-        "Emulation.setEmulatedMedia",
-        &json!({"features": [{"name": "prefers-color-scheme", "value": "light"}]}),
-    );
+    browser.scheme("light");
     browser.open(&url);
 
     // Charts draw: each has a size and marks, and no name of a bar or lane reaches into its axis.
@@ -322,6 +346,8 @@ fn the_page_works_in_a_browser() {
     assert_eq!(browser.shown().0, 2);
     let reading = browser.value("document.getElementById('viewer-reading').textContent");
     assert!(reading.as_str().unwrap().starts_with("Step 2, aware, measured: "), "{reading}");
+
+    a_step_is_found(&mut browser);
 
     // Zoom by button, by drag over a part, by key; and back to the whole.
     let (_, from, whole) = browser.shown();
@@ -370,10 +396,7 @@ fn the_page_works_in_a_browser() {
     assert!(told.iter().any(|tip| tip.contains("waits")), "{told:?}");
 
     // Dark has other colours, paper has no controls.
-    browser.ask(
-        "Emulation.setEmulatedMedia",
-        &json!({"features": [{"name": "prefers-color-scheme", "value": "dark"}]}),
-    );
+    browser.scheme("dark");
     let dark = browser.colours();
     assert!(dark.len() >= 4 && dark != light, "{dark:?}");
     browser.picture("dark");
@@ -406,11 +429,7 @@ fn two_runs_are_drawn_one_above_the_other() {
     let made = session.dflop(&["report", "demo", "--against", "demo/quick"]);
     assert!(made.contains("status: 0"), "{made}");
     let url = format!("file://{}", session.path("demo/report.html").canonicalize().unwrap().display());
-    let set_colours = |browser: &mut Browser, value: &str| {
-        let features = json!({"features": [{"name": "prefers-color-scheme", "value": value}]});
-        browser.ask("Emulation.setEmulatedMedia", &features);
-    };
-    set_colours(&mut browser, "light");
+    browser.scheme("light");
     browser.open(&url);
     let reading = "document.getElementById('viewer-reading').textContent";
     let told = browser.value(reading);
@@ -437,7 +456,7 @@ fn two_runs_are_drawn_one_above_the_other() {
     }
     assert!(tips[..3].iter().all(|tip| tip.starts_with("quick, rank ")) && tips[3].is_empty(), "{tips:?}");
     browser.picture("against-light");
-    set_colours(&mut browser, "dark");
+    browser.scheme("dark");
     browser.picture("against-dark");
     let narrow = json!({"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": true});
     browser.ask("Emulation.setDeviceMetricsOverride", &narrow);

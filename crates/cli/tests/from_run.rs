@@ -173,3 +173,49 @@ fn a_price_has_a_limit() {
         );
     }
 }
+
+/// A run keeps copies of its plan and model profile; what stands beside the configuration may be changed, moved or gone.
+#[test]
+fn a_run_is_planned_from_its_own_copy_of_its_plan() {
+    let session = with_run(1.5);
+    let run = session.path("demo/run");
+    let copy = |mark: &str| {
+        for of in ["plan", "model_profile"] {
+            let from = session.path(format!("demo/{of}.json"));
+            fs::copy(from, run.join(format!("{of}.{mark}.json"))).unwrap();
+        }
+    };
+    copy("0f1e2d3c4b5a");
+    let ask = || session.dflop(&["plan", "-c", "demo/dflop.yaml", "--from-run", "demo/run"]);
+    let said = ask();
+    assert!(said.contains("status: 0") && !said.contains("its own copy"), "{said}");
+    // Another plan is made in its place, of another layout, and of a model profile that was measured again.
+    session.edit("demo/model_profile.json", |text| {
+        let mut profile: Value = serde_json::from_str(&text).unwrap();
+        profile["device"]["torch"] = "a later one".into();
+        profile.to_string()
+    });
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=true"]);
+    assert!(made.contains("status: 0"), "{made}");
+    let said = ask();
+    let its = "its plan is read from its own copy, `demo/run/plan.0f1e2d3c4b5a.json`";
+    assert!(said.contains("status: 0") && said.contains(its), "{said}");
+    assert!(said.contains("12 steps of `demo/run`") && said.contains("LLM ranks take 1.500x"), "{said}");
+    // Moved away altogether.
+    fs::rename(session.path("demo/plan.json"), session.path("demo/elsewhere.json")).unwrap();
+    let said = ask();
+    assert!(said.contains("status: 0") && said.contains(its), "{said}");
+    // It goes on under the other plan: its steps since then are what it really runs.
+    fs::rename(session.path("demo/elsewhere.json"), session.path("demo/plan.json")).unwrap();
+    train(&session, "demo/run", ["plan.json", "model_profile.json"], 12..20, 1.0);
+    copy("aaaabbbbcccc");
+    fs::remove_file(session.path("demo/plan.json")).unwrap();
+    let said = ask();
+    assert!(said.contains("8 steps of `demo/run`, the last is step 19"), "{said}");
+    assert!(said.contains("its own copy, `demo/run/plan.aaaabbbbcccc.json`"), "{said}");
+    // Without the copy nothing says what its last steps were planned as.
+    fs::remove_file(run.join("plan.aaaabbbbcccc.json")).unwrap();
+    fs::remove_file(run.join("plan.0f1e2d3c4b5a.json")).unwrap();
+    let said = ask();
+    assert!(said.contains("status: 2"), "{said}");
+}

@@ -11,6 +11,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const PIPELINES: [&str; 5] = ["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"];
 
@@ -193,16 +194,21 @@ fn watching_says_who_can_read_and_when_a_page_is_old() {
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let port = line.split("0.0.0.0:").nth(1).and_then(|rest| rest.split('/').next());
     let address: SocketAddr = format!("127.0.0.1:{}", port.unwrap_or_default()).parse().unwrap();
-    let get = || {
+    let get = |target: &str| {
         let mut stream = TcpStream::connect(address).unwrap();
-        write!(stream, "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
+        write!(stream, "GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    let before = get();
+    let (before, state) = (get("/"), get("/state"));
     session.edit("demo/run/metrics.jsonl", |text| format!("no JSON\n{text}"));
-    let after = get();
+    // A page that took long to make is served for a while, whatever the files are by then.
+    let begun = Instant::now();
+    while get("/state") == state && begun.elapsed() < Duration::from_mins(2) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let after = get("/");
     process.kill().unwrap();
     let mut said = String::new();
     process.stderr.take().unwrap().read_to_string(&mut said).unwrap();

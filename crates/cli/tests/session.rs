@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Session, snapshot};
+use crate::from_run::with_run;
 use std::fs;
 use std::path::Path;
 
@@ -422,4 +423,26 @@ fn a_model_of_the_catalogue_has_files() {
     assert!(said.contains("status: 0"), "{said}");
     let said = session.dflop(&[&["profile", "data"][..], &config].concat());
     assert!(said.contains("error: `demo/../qwen` has no chat template"), "{said}");
+}
+
+/// The steps that are asked for, and no others; a range without steps names those that there are.
+#[test]
+fn a_trace_has_the_steps_that_are_asked_for() {
+    let session = with_run(1.0);
+    let trace = |steps: &str| {
+        session.dflop(&["report", "demo", "--trace", "demo/trace.json", "--trace-steps", steps])
+    };
+    let said = trace("3..5");
+    assert!(said.contains("status: 0"), "{said}");
+    let text = fs::read_to_string(session.path("demo/trace.json")).unwrap();
+    let has = |step: u64| text.contains(&format!("\"step {step} aware measured\""));
+    assert_eq!((0..12).filter(|&step| has(step)).collect::<Vec<u64>>(), [3, 4, 5]);
+    let said = trace("12..20");
+    assert!(
+        said.contains("status: 2")
+            && said.contains("`--trace-steps 12..20` holds no measured step: the first is 0, the last 11"),
+        "{said}"
+    );
+    let said = trace("5..3");
+    assert!(said.contains("must be FIRST..LAST, as in 400..420"), "{said}");
 }

@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A server that ends with the test.
 pub(crate) struct Server {
@@ -48,6 +49,19 @@ impl Server {
         answer
     }
 
+    /// Waits until there is another page: one that took long to make is served for a while, whatever the files are by then.
+    fn changed_from(&self, state: &str) -> String {
+        let begun = Instant::now();
+        loop {
+            let now = self.get("/state");
+            if now != state {
+                return now;
+            }
+            assert!(begun.elapsed() < Duration::from_mins(2), "the state stays");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     fn get(&self, target: &str) -> String {
         self.raw(format!("GET {target} HTTP/1.1\r\nHost: {}\r\n\r\n", self.address).as_bytes())
     }
@@ -68,10 +82,12 @@ fn the_page_of_a_run_is_served_and_follows_it() {
     let state = server.get("/state");
     assert_eq!(state, server.get("/state"), "nothing has changed");
     fs::write(session.path("demo/run/trace.jsonl"), &whole).unwrap();
-    assert_ne!(state, server.get("/state"));
+    server.changed_from(&state);
     assert_eq!(steps(&server.get("/")), 12);
     // What cannot be read leaves what was there.
+    let state = server.get("/state");
     fs::write(session.path("demo/run/trace.jsonl"), "no JSON\n").unwrap();
+    server.changed_from(&state);
     assert_eq!(steps(&server.get("/")), 12);
     assert!(!session.path("demo/report.html").exists(), "a watch writes nothing");
 }

@@ -15,6 +15,8 @@
   );
   const canvas = document.getElementById("viewer-canvas");
   const slider = document.getElementById("viewer-step");
+  const number = document.getElementById("viewer-number");
+  const strip = document.getElementById("viewer-strip");
   const reading = document.getElementById("viewer-reading");
   const context = canvas.getContext("2d");
   const LEFT = 118;
@@ -49,6 +51,7 @@
     return `${ms >= 1000 ? Math.round(ms).toLocaleString("en") : ms.toPrecision(4).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "")} ms`;
   };
 
+  const tip = document.querySelector("div.tip");
   let index = 0;
   // Those of the step, then those of the other run's step where there is one: each with its rank, its spans and its step.
   let lanes = [];
@@ -155,13 +158,13 @@
       };
       block(0, tail, hatch);
       if (of.tail > 0) block(tail, of.ns, colours.tail);
-      context.font = `10.5px ${font}`;
+      context.font = `${Math.min(10.5, lane - 1)}px ${font}`;
       context.textAlign = "center";
       for (const span of spans) {
         if (span.to < shown.from || span.from > shown.to) continue;
         block(span.from, span.to, colours[span.action.kind]);
         const label = String(span.action.microbatch);
-        if (lane >= 12 && x(span.to) - x(span.from) > label.length * 6.4 + 4) {
+        if (lane >= 10 && x(span.to) - x(span.from) > label.length * 6.4 + 4) {
           context.fillStyle = span.action.kind === "F" ? colours.onF : colours.onB;
           context.fillText(label, (x(span.from) + x(span.to)) / 2, y + lane / 2 + 0.5);
         }
@@ -180,6 +183,30 @@
     holder.dataset.to = Math.round(shown.to);
   };
 
+  /// The time of every step as a bar: which were slow is seen before any is looked at.
+  const longest = data.steps.reduce((most, one) => Math.max(most, one.ns), 1);
+  const drawStrip = () => {
+    const scale = window.devicePixelRatio || 1;
+    const [width, height] = [strip.clientWidth, strip.clientHeight];
+    strip.width = Math.round(width * scale);
+    strip.height = Math.round(height * scale);
+    const pen = strip.getContext("2d");
+    pen.setTransform(scale, 0, 0, scale, 0, 0);
+    const each = width / data.steps.length;
+    const bar = (at, colour, least) => {
+      const tall = Math.max(1, (height - 2) * (data.steps[at].ns / longest));
+      pen.fillStyle = colour;
+      pen.fillRect(at * each, height - tall, Math.max(least, each > 3 ? each - 1 : each), tall);
+    };
+    data.steps.forEach((_, at) => bar(at, colours.F, 1));
+    bar(index, colours.link, 2.5);
+  };
+  const stepAt = (event) => {
+    const box = strip.getBoundingClientRect();
+    const at = Math.floor(((event.clientX - box.left) / Math.max(1, box.width)) * data.steps.length);
+    return Math.max(0, Math.min(data.steps.length - 1, at));
+  };
+
   /// Shows the whole step, or a part of it that lies within.
   const window_ = (from, to) => {
     const width = Math.max(whole() / 2000, Math.min(whole(), to - from));
@@ -196,18 +223,20 @@
     const isWhole = shown.from === 0 && shown.to >= whole();
     index = Math.max(0, Math.min(data.steps.length - 1, next));
     slider.value = String(index);
+    number.value = String(step().step);
     const { other } = step();
     lanes = other ? [...lanesFor(step(), 0), ...lanesFor(other, 1)] : lanesFor(step(), 0);
     const told = ({ arm, how, ns: took, predicted, idle }) =>
       `${arm}, ${how}: ${ns(took)}, idle ${idle}${predicted > 0 ? `; ${ns(predicted)} predicted` : ""}`;
-    const number = step().step.toLocaleString("en");
+    const name = step().step.toLocaleString("en");
     reading.textContent = other
-      ? `Step ${number}, ${data.names[0]}, ${told(step())}. Below it ${data.names[1]}, ${told(other)}`
-      : `Step ${number}, ${told(step())}`;
+      ? `Step ${name}, ${data.names[0]}, ${told(step())}. Below it ${data.names[1]}, ${told(other)}`
+      : `Step ${name}, ${told(step())}`;
     slider.setAttribute("aria-valuetext", reading.textContent);
     canvas.setAttribute("aria-label", `Timeline of ${reading.textContent}. The table below has all steps.`);
     if (isWhole) window_(0, whole());
     else window_(shown.from, shown.to);
+    drawStrip();
   };
   const slowest = () => data.steps.reduce((best, one, at) => (one.ns > data.steps[best].ns ? at : best), 0);
   const acts = {
@@ -223,6 +252,30 @@
     if (button) acts[button.dataset.do]();
   });
   slider.addEventListener("input", () => show(Number(slider.value)));
+  // The step of a number; of several arms that of its arm. Where the page does not hold it, the next one that it holds.
+  const find = (number, arm) => {
+    const same = data.steps.findIndex((one) => one.step === number && one.arm === arm);
+    const next = same >= 0 ? same : data.steps.findIndex((one) => one.step >= number);
+    show(next < 0 ? data.steps.length - 1 : next);
+  };
+  number.addEventListener("change", () => find(Number(number.value), step().arm));
+  holder.addEventListener("show-step", (event) => find(event.detail.step, event.detail.arm));
+  // Links elsewhere on the page that name a step.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-step]");
+    if (link) find(Number(link.dataset.step), link.dataset.arm);
+  });
+  strip.addEventListener("pointerdown", (event) => {
+    strip.setPointerCapture(event.pointerId);
+    show(stepAt(event));
+  });
+  strip.addEventListener("pointermove", (event) => {
+    if (event.buttons & 1) show(stepAt(event));
+    const one = data.steps[stepAt(event)];
+    tip.textContent = `step ${one.step.toLocaleString("en")}, ${one.arm}: ${ns(one.ns)}`;
+    tip.hidden = false;
+  });
+  strip.addEventListener("pointerleave", () => { tip.hidden = true; });
   canvas.addEventListener("keydown", (event) => {
     const move = (part) => window_(shown.from + part * (shown.to - shown.from), shown.to + part * (shown.to - shown.from));
     const keys = {
@@ -234,7 +287,6 @@
     keys[event.key]();
   });
 
-  const tip = document.querySelector("div.tip");
   const said = (pixel, y) => {
     const lane = lanes.find((_, index) => y >= above(index) && y < above(index) + pitch());
     const at = time(pixel);
@@ -290,10 +342,10 @@
     zoom(event.deltaY > 0 ? 1.25 : 0.8, time(place(event)[0]));
   }, { passive: false });
 
-  const restyle = () => { readColours(); draw(); };
+  const restyle = () => { readColours(); draw(); drawStrip(); };
   holder.hidden = false;
   readColours();
   show(0);
-  window.addEventListener("resize", draw);
+  window.addEventListener("resize", () => { draw(); drawStrip(); });
   for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", restyle);
 })();

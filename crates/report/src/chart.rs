@@ -13,7 +13,7 @@ pub(crate) use scatter::{Dots, Mark, ScatterPlot, pair_plot, ratio_plot, scatter
 pub(crate) use timeline::{Lanes, TimelineView, draw, lane_name, timeline};
 
 use dflop_types::number;
-use maud::{Markup, html};
+use maud::{Markup, Render, html};
 
 /// A coordinate as text with at most two decimals. A value that is not finite becomes 0, so that the SVG is always valid.
 pub(crate) fn px(value: f64) -> String {
@@ -263,7 +263,7 @@ pub(crate) const fn numbers(name: &str) -> Column<'_> {
 }
 
 /// A table that scrolls by itself where the page is narrow.
-pub(crate) fn table(caption: &str, columns: &[Column<'_>], rows: &[Vec<String>]) -> Markup {
+pub(crate) fn table<C: Render>(caption: &str, columns: &[Column<'_>], rows: &[Vec<C>]) -> Markup {
     html! {
         div class="scroll" tabindex="0" role="region" aria-label=(caption) {
             table {

@@ -19,6 +19,10 @@ use crate::chart::{table, words};
 use dflop_types::{MadeFrom, number};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+/// The most bytes of a page, as long as warnings and facts are few. What the other sections leave is for the spans of the steps.
+const MOST_BYTES: usize = 5_000_000;
+/// Of these, what stands around the sections: heading, list of contents, the drawings' pattern, warnings.
+const AROUND_BYTES: usize = 30_000;
 const STYLE: &str = include_str!("../assets/style.css");
 const SCRIPT: &str = include_str!("../assets/page.js");
 const COST: &str = include_str!("../assets/cost.js");
@@ -33,11 +37,9 @@ pub(crate) struct Section {
 
 /// The whole page.
 pub(crate) fn page(report: &Report) -> Markup {
-    let before = against::sections(report);
-    let sections = [
-        steps::one_batch_twice(report),
-        steps::idle(report),
-        viewer::section(report),
+    let mut before = against::sections(report);
+    before.extend(vec_of([steps::one_batch_twice(report), steps::idle(report)]));
+    let after = vec_of([
         path::slow_steps(report),
         path::changes(report),
         times::pairs(report),
@@ -51,10 +53,11 @@ pub(crate) fn page(report: &Report) -> Markup {
         loss::section(report),
         warnings(report),
         provenance(report),
-    ]
-    .into_iter()
-    .flatten();
-    let sections: Vec<Section> = before.into_iter().chain(sections).collect();
+    ]);
+    let others: usize = before.iter().chain(&after).map(|section| section.body.0.len()).sum();
+    let around = AROUND_BYTES + [STYLE, SCRIPT, COST, VIEWER].map(str::len).iter().sum::<usize>();
+    let steps = viewer::section(report, MOST_BYTES.saturating_sub(others + around));
+    let sections: Vec<Section> = before.into_iter().chain(steps).chain(after).collect();
     let title = if report.title.is_empty() { "dflop report" } else { report.title.as_str() };
     html! {
         (DOCTYPE)
@@ -100,6 +103,10 @@ pub(crate) fn page(report: &Report) -> Markup {
             }
         }
     }
+}
+
+fn vec_of<const N: usize>(sections: [Option<Section>; N]) -> Vec<Section> {
+    sections.into_iter().flatten().collect()
 }
 
 /// A sentence as the command line writes it: what stands in backticks is a name.

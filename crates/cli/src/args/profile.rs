@@ -105,7 +105,7 @@ pub(crate) struct ProfileModel {
     pub(crate) data_profile: Option<PathBuf>,
     /// Renew the profile by the steps of a run instead of measuring [writes model_profile.live.json unless --out says otherwise]
     ///
-    /// DIR is the run of the plan beside the configuration. Each module takes what its component took in the last steps, by kind
+    /// DIR is the run of the plan beside the configuration, or of the copies of plan and profile that it keeps. Each module takes what its component took in the last steps, by kind
     /// of action; memory, links and optimizer stay. The profile says so, wherever it is shown.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["estimate", "fresh", "network"])]
     pub(crate) from_run: Option<PathBuf>,

@@ -33,6 +33,9 @@ pub(super) struct FromRun {
     dir: PathBuf,
     /// The plan of its last steps.
     plan: Plan,
+    /// Its file: beside the configuration, or the run's own copy.
+    plan_path: PathBuf,
+    is_copy: bool,
     /// The files of all plans that its steps were trained with.
     names: Vec<String>,
     live: Live,
@@ -53,7 +56,8 @@ impl FromRun {
         Ok(Some(found))
     }
 
-    /// The run in `dir`, with the plans beside the configuration; `data` and `model` are what the usual one was made from.
+    /// The run in `dir`, with the plans beside the configuration or the run's own copies of them; `data` and `model` are what
+    /// stands beside the configuration.
     pub(super) fn read(
         dir: &Path,
         config: &Config,
@@ -63,7 +67,7 @@ impl FromRun {
         let schedules_path = dir.join("schedules.jsonl");
         let mut logged: Vec<StepSchedule> = measured::read_lines(&schedules_path)?.unwrap_or_default();
         // A run that has changed its plan is planned by the last one: its steps since then say how things are.
-        let planned = Planned::of(&config.directory, None, &logged)?;
+        let planned = Planned::of(&config.directory, Some(dir), &logged)?;
         let plan_path = beside(config, None, "plan.json");
         let current = logged.last().and_then(|line| line.made_from.get("plan"));
         let is_current = |planned: &&Planned| Some(&planned.hash) == current;
@@ -75,13 +79,11 @@ impl FromRun {
             return Err(Failure::new(format!("`{}` names no plan", dir.display()), None));
         };
         let plan = last.plan.clone();
-        let model = last.model.as_ref().filter(|_| last.name != "plan.json").unwrap_or(model);
-        artifact::check_made_from(
-            &config.directory.join(&last.name),
-            &plan,
-            "model_profile",
-            &artifact::hash_of(model),
-        )?;
+        let is_its = |model: &&ModelProfile| {
+            plan.made_from.get("model_profile").is_none_or(|hash| *hash == artifact::hash_of(*model))
+        };
+        let model = [Some(model), last.model.as_ref()].into_iter().flatten().find(is_its).unwrap_or(model);
+        artifact::check_made_from(&last.path, &plan, "model_profile", &artifact::hash_of(model))?;
         let data_hash = data.content_hash();
         let now: Vec<MadeFrom> = planned
             .iter()
@@ -139,8 +141,19 @@ impl FromRun {
         let mut renewed = live.renewed(model, num_steps, last_step);
         renewed.made_from.insert("model_profile".to_owned(), artifact::hash_of(model));
         let num_arms = measured.iter().map(|(trace, _)| &trace.arm).collect::<BTreeSet<_>>().len() as u64;
-        let names = planned.iter().map(|planned| planned.name.clone()).collect();
-        Ok(Self { dir: dir.to_owned(), plan, names, live, renewed, num_steps, num_arms, last_step })
+        let names = planned.iter().map(Planned::name).collect();
+        Ok(Self {
+            dir: dir.to_owned(),
+            plan_path: last.path.clone(),
+            is_copy: last.path.parent() != Some(&*config.directory),
+            plan,
+            names,
+            live,
+            renewed,
+            num_steps,
+            num_arms,
+            last_step,
+        })
     }
 
     /// Where the next plan goes unless told: no file that the run still needs.
@@ -217,6 +230,13 @@ impl FromRun {
             _ => format!("{} of `{run}`, the last is step {last}", counted(self.num_steps, "step")),
         };
         text.push_str(": against the profile\n");
+        if self.is_copy {
+            let _ = writeln!(
+                text,
+                "  (its plan is read from its own copy, `{}`: the one that it ran is not beside the configuration any more)",
+                self.plan_path.display()
+            );
+        }
         for (name, of) in [("encoder", &live.encoder), ("LLM", &live.llm)] {
             let (forward, backward) = (number::times(of.forward), number::times(of.backward));
             let _ = writeln!(text, "  {name} ranks take {forward} (forward) and {backward} (backward)");
@@ -263,7 +283,7 @@ impl FromRun {
             json!({"forward": of.forward, "backward": of.backward, "input": of.input, "weight": of.weight,
                    "shapes": shapes})
         };
-        json!({"num_steps": self.num_steps, "num_arms": self.num_arms, "last_step": self.last_step, "slowness": self.live.slowness,
+        json!({"plan": self.plan_path, "num_steps": self.num_steps, "num_arms": self.num_arms, "last_step": self.last_step, "slowness": self.live.slowness,
                "encoder": component(&self.live.encoder, &self.live.encoder_shapes),
                "llm": component(&self.live.llm, &self.live.llm_shapes)})
     }

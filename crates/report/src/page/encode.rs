@@ -76,11 +76,6 @@ impl Encoder {
         self.numbers.insert(actions, next);
         next
     }
-
-    /// The number of bytes that all lists take in the page.
-    pub(super) fn num_bytes(&self) -> usize {
-        self.lists.iter().map(|list| list.len() + 3).sum()
-    }
 }
 
 fn number(text: &mut String, value: u64) {

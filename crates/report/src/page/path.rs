@@ -1,8 +1,8 @@
 //! What has changed during a run, and why its slowest steps were slow.
 
 use super::Section;
-use crate::chart::{numbers, table, words};
-use crate::{Report, SlowStep};
+use crate::chart::{numbers, partly, table, words};
+use crate::{EventView, Report, SlowStep};
 use dflop_types::number;
 use maud::{Markup, html};
 
@@ -18,13 +18,12 @@ pub(super) fn changes(report: &Report) -> Option<Section> {
         return None;
     }
     let num_alarms = report.events.iter().filter(|event| event.is_alarm).count();
-    let rows: Vec<Vec<String>> = report
-        .events
+    let shown = shown_events(&report.events);
+    let rows: Vec<Vec<Markup>> = shown
         .iter()
-        .take(MOST_ROWS)
         .map(|event| {
             let what = if event.is_alarm { "alarm" } else { "correction" };
-            vec![number::thousands(event.step), what.to_owned(), event.words.clone()]
+            vec![html! { (number::thousands(event.step)) }, html! { (what) }, super::marked(&event.words)]
         })
         .collect();
     let body = html! {
@@ -34,9 +33,17 @@ pub(super) fn changes(report: &Report) -> Option<Section> {
             "and what that saves and costs."
         }
         (table("Alarms and decisions", &[numbers("after step"), words("what"), words("in words")], &rows))
-        (super::first_of(rows.len(), report.events.len(), "event"))
+        @if let Some(text) = partly(rows.len(), report.events.len(), "event") { p class="note" { (text) ", alarms first" } }
     };
     Some(Section { id: "changes", name: "What changed", body })
+}
+
+/// Those that the table has room for, in their order: alarms before decisions, which come every 32 steps, and of each the last ones.
+fn shown_events(events: &[EventView]) -> Vec<&EventView> {
+    let of = |is_alarm: bool| (0..events.len()).rev().filter(move |&at| events[at].is_alarm == is_alarm);
+    let mut shown: Vec<usize> = of(true).chain(of(false)).take(MOST_ROWS).collect();
+    shown.sort_unstable();
+    shown.into_iter().map(|at| &events[at]).collect()
 }
 
 /// The critical path of the slowest steps, drawn and in words.
@@ -50,7 +57,12 @@ pub(super) fn slow_steps(report: &Report) -> Option<Section> {
             "that made the step as long as it was: what is not on it could have taken longer without anyone noticing."
         }
         @for step in &report.slow_steps {
-            h3 { "Step " (number::thousands(step.step)) " (" (step.arm) "): " (number::ns(step.makespan_ns)) }
+            h3 {
+                "Step " (number::thousands(step.step)) " (" (step.arm) "): " (number::ns(step.makespan_ns)) " "
+                @if super::viewer::holds(report, step.step, &step.arm) {
+                    a class="note" href="#steps" data-step=(step.step) data-arm=(step.arm) { "its timeline" }
+                }
+            }
             @for sentence in &step.words { p { (super::marked(sentence)) } }
             (drawn(step))
             (links(step))

@@ -17,7 +17,7 @@ const MOST_POINTS: usize = 32;
 /// The fewest samples of a drawn point: the mean of one or two says more of these than of their size.
 const SAMPLES_MIN: u64 = 8;
 /// Colours of the parts of memory.
-const CLASSES: [&str; 8] = ["g-0", "g-1", "g-2", "g-3", "g-4", "g-5", "g-6", "g-7"];
+const CLASSES: [&str; 10] = ["g-0", "g-1", "g-2", "g-3", "g-4", "g-5", "g-6", "g-7", "g-8", "g-9"];
 
 const COMPONENTS: [(bool, &str); 2] = [(true, "encoder"), (false, "LLM")];
 
@@ -212,7 +212,9 @@ pub(super) fn memory(report: &Report) -> Option<Section> {
     }
     let class =
         |name: &str| CLASSES[parts.iter().position(|part| *part == name).unwrap_or(0) % CLASSES.len()];
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let largest = report.memory.iter().map(|rank| rank.predicted_bytes).max().unwrap_or(0);
+    let (unit, unit_bytes) = if largest < 4 << 30 { ("MiB", 1 << 20) } else { ("GiB", 1 << 30) };
+    let in_units = |bytes: u64| bytes as f64 / f64::from(unit_bytes);
     let bar = |rank: &crate::RankBytes| Bar {
         name: rank.name.clone(),
         is_predicted: false,
@@ -222,11 +224,11 @@ pub(super) fn memory(report: &Report) -> Option<Section> {
             .filter(|(_, bytes)| *bytes > 0)
             .map(|(name, bytes)| BarPart {
                 class: class(name),
-                value: mib(*bytes),
+                value: in_units(*bytes),
                 title: format!("{}, {name}: {}", rank.name, number::memory_size(*bytes)),
             })
             .collect(),
-        total: number::compact(mib(rank.predicted_bytes)),
+        total: number::compact(in_units(rank.predicted_bytes)),
     };
     let drawn: Vec<Bar> = report.memory.iter().map(bar).collect();
     let is_measured = report.memory.iter().any(|rank| rank.measured_tensor_bytes.is_some());
@@ -263,7 +265,7 @@ pub(super) fn memory(report: &Report) -> Option<Section> {
         }
         figure class="wide" {
             figcaption { "Predicted peak memory by part" }
-            (bars("Predicted peak memory by part, as in the table below.", 760.0, &drawn, number::tick, "MiB"))
+            (bars("Predicted peak memory by part, as in the table below.", 760.0, &drawn, number::tick, unit))
             (legend(parts.iter().map(|part| (class(part), *part))))
         }
         (table("Peak memory of the fullest rank of each kind", &columns, &rows))

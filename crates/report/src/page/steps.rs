@@ -116,7 +116,8 @@ pub(super) fn panel(step: &StepView, end_ns: u64, class: &str, name: &str) -> Ma
         let lane_height = match (is_main, lanes.num_lanes() > 8) {
             (true, false) => 26.0,
             (true, true) | (false, false) => 15.0,
-            (false, true) => 9.0,
+            // Names are 12 pixels high.
+            (false, true) => 12.0,
         };
         let view = TimelineView { end_ns, width: WIDTH, lane_height, has_axis: is_main, has_titles: true };
         let label = format!(
@@ -340,4 +341,34 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
         }
     };
     Some(Section { id: "idle", name: "Why ranks waited", body })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_types::{Rank, Span};
+
+    /// Names are 12 pixels high: those of neighbouring lanes are no nearer, whether measured or predicted, of few ranks or many.
+    #[test]
+    fn names_of_lanes_do_not_overlap() {
+        for num_ranks in [2, 8, 9, 64] {
+            let span =
+                |rank| Span { rank: Rank(rank), action: "0F0".parse().unwrap(), start_ns: 0, end_ns: 90 };
+            let spans = (0..num_ranks).map(span).collect();
+            let timeline = Timeline { num_ranks, makespan_ns: 100, spans, ..Timeline::default() };
+            let step = StepView {
+                predicted: Some(timeline.clone()),
+                measured: Some(timeline),
+                ..StepView::default()
+            };
+            let page = panel(&step, 100, "a-aware", "aware").into_string();
+            let places = page.split("class=\"lane\" x=\"0\" y=\"").skip(1);
+            let places: Vec<f64> =
+                places.map(|rest| rest.split('"').next().unwrap().parse().unwrap()).collect();
+            assert_eq!(places.len(), 2 * num_ranks.min(16) as usize);
+            // The second drawing begins at the top again.
+            let apart = places.windows(2).map(|pair| pair[1] - pair[0]).filter(|apart| *apart > 0.0);
+            assert!(apart.fold(f64::MAX, f64::min) >= 12.0, "{num_ranks} ranks: {places:?}");
+        }
+    }
 }

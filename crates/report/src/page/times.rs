@@ -136,6 +136,20 @@ fn errors_in_words(
     }
 }
 
+/// The positions of the dots that are drawn: a tenth are the steps with the largest errors, the others are evenly spread.
+fn with_the_furthest(errors: &[f64]) -> Vec<usize> {
+    if errors.len() <= MOST_DOTS {
+        return (0..errors.len()).collect();
+    }
+    let mut order: Vec<usize> = (0..errors.len()).collect();
+    order.sort_by(|&a, &b| errors[b].total_cmp(&errors[a]).then(a.cmp(&b)));
+    let mut drawn: Vec<usize> = order[..MOST_DOTS / 10].to_vec();
+    drawn.extend(spread(errors.len(), MOST_DOTS - MOST_DOTS / 10));
+    drawn.sort_unstable();
+    drawn.dedup();
+    drawn
+}
+
 /// Predicted against measured step time, with the error.
 pub(super) fn prediction(report: &Report) -> Option<Section> {
     let steps: Vec<(&StepView, f64, f64, f64)> = report
@@ -160,7 +174,7 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
     let corrected =
         report.comparison.as_ref().and_then(|c| Some((c.corrected_error_median?, c.corrected_error_p95?)));
     let bias = steps.iter().map(|s| s.3).sum::<f64>() / steps.len() as f64;
-    let drawn = spread(steps.len(), MOST_DOTS);
+    let drawn = with_the_furthest(&steps.iter().map(|step| step.3.abs()).collect::<Vec<f64>>());
     let arm = |name: &str, class, mark| Dots {
         class,
         mark,
@@ -224,7 +238,7 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
             (plotted(&title, &scatter_plot(&plot, &series), &legend(keys)))
             div {
                 (errors_in_words((median, p95), bias, steps.len(), corrected))
-                @if let Some(text) = partly(drawn.len(), steps.len(), "step") { p class="note" { (text) } }
+                @if let Some(text) = partly(drawn.len(), steps.len(), "step") { p class="note" { (text) ", those furthest off among them" } }
             }
         }
         details {

@@ -10,8 +10,8 @@ use maud::{Markup, PreEscaped, html};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// The most bytes of spans that a page holds. With everything else the page stays below 5 MB.
-const MOST_BYTES: usize = 4_000_000;
+/// What the section has beside spans and table, at most.
+const WORDS_BYTES: usize = 4_000;
 /// The most ranks that have a lane.
 const MOST_RANKS: u32 = 1_024;
 /// The most rows of the table.
@@ -30,6 +30,9 @@ impl<'a> Item<'a> {
         [Some(self.timeline), self.other.map(|(_, timeline)| timeline)].into_iter().flatten()
     }
 }
+
+/// The names of the two runs, the other first; `None` if there is one.
+type Names<'a> = Option<&'a [String; 2]>;
 
 /// The steps whose spans are in the page.
 struct Held<'a> {
@@ -61,39 +64,51 @@ fn num_ranks(steps: &[Item<'_>]) -> u32 {
     all_ranks(steps).min(MOST_RANKS)
 }
 
-/// Encodes the steps as finely as the page has room for. If there is no room for all steps, some are taken, evenly spread.
-fn held<'a>(all: &[Item<'a>], most_bytes: usize) -> Held<'a> {
+/// The steps as finely as `most_bytes` of JSON have room for. If there is no room for all steps, some are taken.
+fn held<'a>(all: &[Item<'a>], names: Names<'_>, most_bytes: usize) -> Held<'a> {
     let ranks = num_ranks(all);
-    let encoded = |steps: &[Item<'_>], parts: u64| {
+    let encoded = |steps: Vec<Item<'a>>, parts: u64| {
         let mut encoder = Encoder::default();
         let mut texts = Vec::with_capacity(steps.len());
-        for item in steps {
+        for item in &steps {
             let of_step = item.timelines().map(|timeline| encoder.timeline(timeline, ranks, parts));
             texts.push(of_step.collect::<Vec<String>>());
         }
-        let num_bytes =
-            encoder.num_bytes() + texts.iter().flatten().map(|text| text.len() + 100).sum::<usize>();
-        (texts, encoder.lists, num_bytes)
+        let held = Held { steps, texts, lists: encoder.lists, parts, num_all: all.len() };
+        let num_bytes = held.json(names).len();
+        (held, num_bytes)
     };
-    let mut steps = all.to_vec();
-    let mut parts = RESOLUTIONS[0];
-    let (mut texts, mut lists, mut num_bytes) = encoded(&steps, parts);
+    let (mut held, mut num_bytes) = encoded(all.to_vec(), RESOLUTIONS[0]);
     for coarser in RESOLUTIONS.into_iter().skip(1) {
         if num_bytes > most_bytes {
-            parts = coarser;
-            (texts, lists, num_bytes) = encoded(&steps, parts);
+            (held, num_bytes) = encoded(held.steps, coarser);
         }
     }
-    while num_bytes > most_bytes && steps.len() > 1 {
+    while num_bytes > most_bytes && held.steps.len() > 1 {
         // Steps differ in size. So this takes a tenth fewer steps than would fit if all were equal.
-        let most = (steps.len() * 9 / 10).min(steps.len() * (most_bytes / 10 * 9) / num_bytes).max(1);
-        steps = spread(steps.len(), most).into_iter().map(|at| steps[at]).collect();
-        (texts, lists, num_bytes) = encoded(&steps, parts);
+        let num = held.steps.len();
+        let most = (num * 9 / 10).min(num * (most_bytes / 10 * 9) / num_bytes).max(1);
+        (held, num_bytes) = encoded(some_of(&held.steps, most), held.parts);
     }
     if num_bytes > most_bytes {
-        (steps, texts, lists) = (Vec::new(), Vec::new(), Vec::new());
+        held = Held { steps: Vec::new(), texts: Vec::new(), lists: Vec::new(), ..held };
     }
-    Held { steps, texts, lists, parts, num_all: all.len() }
+    held
+}
+
+/// Some of the steps, evenly spread, among them the last and the slowest: these are the ones that people look for.
+fn some_of<'a>(steps: &[Item<'a>], most: usize) -> Vec<Item<'a>> {
+    let slowest = (0..steps.len()).max_by_key(|&at| (steps[at].timeline.makespan_ns, std::cmp::Reverse(at)));
+    let mut taken = spread(steps.len(), most);
+    if let Some(last) = taken.last_mut() {
+        *last = steps.len() - 1;
+    }
+    if let Some((slowest, nearest)) =
+        slowest.and_then(|at| Some((at, (0..taken.len()).min_by_key(|&i| taken[i].abs_diff(at))?)))
+    {
+        taken[nearest] = slowest;
+    }
+    taken.into_iter().map(|at| steps[at]).collect()
 }
 
 impl Held<'_> {
@@ -118,7 +133,7 @@ impl Held<'_> {
     }
 
     /// The JSON that `viewer.js` reads.
-    fn json(&self, names: Option<&[String; 2]>) -> String {
+    fn json(&self, names: Names<'_>) -> String {
         let mut text = format!("{{\"parts\":{},\"ranks\":{},", self.parts, num_ranks(&self.steps));
         if let Some([other, own]) = names {
             let _ = write!(text, "\"names\":[{},{}],", quoted(own), quoted(other));
@@ -163,6 +178,11 @@ fn fields(text: &mut String, step: &StepView, timeline: &Timeline, spans: &str, 
     );
 }
 
+/// Whether a step has a timeline to look at.
+pub(super) fn holds(report: &Report, number: u64, arm: &str) -> bool {
+    report.steps.iter().any(|step| step.step == number && step.arm == arm && shown(step).is_some())
+}
+
 /// The steps with spans, each with the other run's step on the same samples.
 fn items(report: &Report) -> Vec<Item<'_>> {
     let pairs = report.against.iter().flat_map(|against| &against.pairs);
@@ -174,36 +194,39 @@ fn items(report: &Report) -> Vec<Item<'_>> {
         .collect()
 }
 
-/// The section; nothing if no step has spans.
-pub(super) fn section(report: &Report) -> Option<Section> {
+/// The section, of at most `most_bytes`; nothing if no step has spans.
+pub(super) fn section(report: &Report, most_bytes: usize) -> Option<Section> {
     let all = items(report);
     if all.is_empty() {
         return None;
     }
-    let held = held(&all, MOST_BYTES);
+    let summary = summary(&all);
+    let names = report.against.as_ref().map(|against| &against.names);
+    let held = held(&all, names, most_bytes.saturating_sub(summary.0.len() + WORDS_BYTES));
     let body = html! {
         p {
-            "Each step as it ran" @if num_ranks(&held.steps) > 1 { ", a lane a rank" } ". The slider goes through the steps; drag over the timeline to look at a part of "
-            "it, and point at a block for its times. "
+            "Each step as it ran" @if num_ranks(&held.steps) > 1 { ", a lane a rank" } ". The bars are the steps by their time: click on one, or use the slider. Drag over the "
+            "timeline to look at a part of it, and point at a block for its times. "
             span class="note" {
                 "Keys on the timeline: + and - zoom, left and right move, 0 shows all, page up and page down go to the step before and after."
             }
         }
         noscript { p class="note" { "The timelines are drawn by a script of this page; without it the table below has each step's numbers." } }
-        @if !held.steps.is_empty() { (viewer(&held, report.against.as_ref().map(|against| &against.names))) }
+        @if !held.steps.is_empty() { (viewer(&held, names)) }
         (left_out(&held))
-        (summary(&all))
+        (summary)
     };
     Some(Section { id: "steps", name: "Step by step", body })
 }
 
-fn viewer(held: &Held<'_>, names: Option<&[String; 2]>) -> Markup {
+fn viewer(held: &Held<'_>, names: Names<'_>) -> Markup {
     let last = (held.steps.len() - 1).to_string();
     html! {
         div class="viewer" id="viewer" hidden {
             div class="controls" {
                 button type="button" data-do="before" aria-label="the step before" { "\u{2039}" }
-                label { "step " input type="range" id="viewer-step" min="0" max=(last) value="0" step="1"; }
+                label class="number" { "step " input type="number" id="viewer-number" min="0" step="1"; }
+                input type="range" id="viewer-step" aria-label="step" min="0" max=(last) value="0" step="1";
                 button type="button" data-do="after" aria-label="the next step" { "\u{203a}" }
                 button type="button" data-do="slowest" { "slowest" }
                 span class="gap" {}
@@ -211,6 +234,7 @@ fn viewer(held: &Held<'_>, names: Option<&[String; 2]>) -> Markup {
                 button type="button" data-do="out" aria-label="zoom out" { "\u{2212}" }
                 button type="button" data-do="all" { "whole step" }
             }
+            canvas id="viewer-strip" aria-hidden="true" {}
             p class="reading" id="viewer-reading" role="status" {}
             canvas id="viewer-canvas" tabindex="0" role="img" aria-label="timeline" {}
         }
@@ -279,6 +303,7 @@ fn summary(all: &[Item<'_>]) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{EventView, GroupLoss, LossPoint};
     use dflop_types::{Rank, Span};
 
     fn steps(num_steps: u64, num_ranks: u32, num_microbatches: u32) -> Vec<StepView> {
@@ -306,24 +331,75 @@ mod tests {
         (0..num_steps).map(step).collect()
     }
 
-    /// A thousand steps of 64 ranks, 16 microbatches each: all are held, and the page stays below 5 MB.
+    /// A thousand steps of 64 ranks, 16 actions each, with all that a run has beside them: every step is held, in 5 MB.
     #[test]
     fn a_thousand_steps_of_64_ranks_are_a_page_of_five_megabytes() {
-        let report = Report { steps: steps(1_000, 64, 8), ..Report::default() };
+        let page = crate::render(&long_run(1_000, 64));
+        assert!(page.len() < 5_000_000, "{} bytes", page.len());
+        assert_eq!(page.matches("\"spans\":\"").count(), 1_000);
+    }
+
+    /// Whatever a run has, the page is no larger: spans get what the rest leaves. The slowest step is held, and the last one.
+    #[test]
+    fn a_longer_run_is_a_page_of_five_megabytes_too() {
+        let report = long_run(6_000, 64);
         let page = crate::render(&report);
         assert!(page.len() < 5_000_000, "{} bytes", page.len());
-        let all = items(&report);
-        assert_eq!(held(&all, MOST_BYTES).steps.len(), 1_000);
+        let held = page.matches("\"spans\":\"").count();
+        assert!(
+            held > 1_000
+                && page.contains(&format!("showing {} of 6,000 steps", number::thousands(held as u64)))
+        );
+        let makespan_ns = |step: &StepView| step.measured.as_ref().unwrap().makespan_ns;
+        let slowest =
+            report.steps.iter().max_by_key(|step| (makespan_ns(step), std::cmp::Reverse(step.step)));
+        let slowest = slowest.unwrap();
+        assert!(page.contains("{\"step\":5999,\"arm\":"));
+        assert!(page.contains(&format!(
+            "{{\"step\":{},\"arm\":\"aware\",\"how\":\"measured\",\"ns\":{}",
+            slowest.step,
+            makespan_ns(slowest)
+        )));
+    }
+
+    /// A run as long as asked, with predictions, losses by kind and source, and events, as the command line gives them.
+    fn long_run(num_steps: u64, num_ranks: u32) -> Report {
+        let mut steps = steps(num_steps, num_ranks, 8);
+        for step in &mut steps {
+            step.predicted.clone_from(&step.measured);
+        }
+        let losses = || (0..num_steps).map(|step| (step, 9.0 / (1.0 + step as f64 / 50.0)));
+        let point = |(step, loss)| LossPoint { step, loss, label_tokens: 1_000 };
+        let group = |name: &str| GroupLoss {
+            name: name.to_owned(),
+            trained: losses().map(point).collect(),
+            held_out: losses().step_by(100).map(point).collect(),
+        };
+        let event = |step| EventView {
+            step,
+            is_alarm: step % 96 == 0,
+            words: "the correction of schedules saves 1.00 ms a step and costs 0.40 ms: it stays on"
+                .to_owned(),
+        };
+        Report {
+            steps,
+            loss: losses().collect(),
+            held_out: losses().step_by(100).map(point).collect(),
+            loss_by_kind: ["text", "image", "video", "audio", "mixed"].map(group).into(),
+            loss_by_source: (0..20).map(|number| group(&format!("source-{number}.jsonl"))).collect(),
+            events: (0..num_steps).step_by(32).map(event).collect(),
+            ..Report::default()
+        }
     }
 
     #[test]
     fn what_has_no_room_is_left_out_evenly_and_said() {
         let report = Report { steps: steps(40, 8, 8), ..Report::default() };
         let all = items(&report);
-        let whole = held(&all, MOST_BYTES);
+        let whole = held(&all, None, usize::MAX);
         assert_eq!((whole.steps.len(), whole.parts), (40, RESOLUTIONS[0]));
         assert_eq!(left_out(&whole).into_string(), "");
-        let part = held(&all, 8_000);
+        let part = held(&all, None, 8_000);
         let shown: Vec<u64> = part.steps.iter().map(|item| item.step.step).collect();
         assert!(
             shown.len() > 5 && shown.len() < 40 && shown[0] == 0 && shown[shown.len() - 1] > 30,
@@ -332,6 +408,6 @@ mod tests {
         assert!(part.json(None).len() < 9_000);
         let said = left_out(&part).into_string();
         assert!(said.contains("of 40 steps; times of spans are rounded to 1/2,048 of their step"), "{said}");
-        assert!(held(&all, 10).steps.is_empty());
+        assert!(held(&all, None, 10).steps.is_empty());
     }
 }

@@ -83,8 +83,8 @@ impl Cause {
     pub const fn mend(&self) -> &'static str {
         match self {
             Self::Rank { .. } => {
-                "look at that device (`nvidia-smi -q -d CLOCK,PERFORMANCE,ECC`); until it is mended `train.correction: on` \
-                 gives it less work"
+                "look at that device (of a GPU: `nvidia-smi -q -d CLOCK,PERFORMANCE,ECC`) and for other work on its machine; until it is \
+                 mended it gets less work where it has replicas, unless `train.correction` is off"
             }
             Self::Clock { .. } => {
                 "look at clocks and other work on the machines; if it stays so, `dflop profile model` and `dflop plan`"

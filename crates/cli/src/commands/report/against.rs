@@ -63,7 +63,7 @@ fn place<'a>(named: &'a Path, dir: &'a Path) -> (&'a Path, Option<&'a Path>) {
 fn between_plans(found: &Found, views: &[StepView]) -> Against {
     let arm = found.metrics.first().map_or("", |line| line.arm.as_str());
     let of = |at: usize| {
-        let name = found.planned[at].name.clone();
+        let name = found.planned[at].name();
         Side::of(name, found, views, arm, |line| found.plan_index(line) == at)
     };
     let (first, last) = (of(0), of(found.planned.len() - 1));

@@ -262,7 +262,7 @@ impl Found {
         }
         if let Some(plan) = &self.plan {
             for before in self.planned.iter().rev().skip(1).rev() {
-                add(&format!("layout before ({})", before.name), before.plan.best.layout.to_string());
+                add(&format!("layout before ({})", before.name()), before.plan.best.layout.to_string());
             }
             add("layout", plan.best.layout.to_string());
             add("microbatches", plan.best.num_microbatches.to_string());

@@ -1,15 +1,16 @@
 //! `dflop report`: whatever a directory holds, as one page.
 
 mod against;
+mod blame;
 mod found;
 mod loss;
 mod metrics;
 mod path;
+mod perfetto;
 mod planned;
 mod shapes;
 mod watch;
 
-use super::simulate::write_trace;
 use crate::Failure;
 use crate::args;
 use crate::arms::ArmSummary;
@@ -31,16 +32,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
     let out = arguments.out.clone().unwrap_or_else(|| arguments.dir.join("report.html"));
     artifact::write_text(&out, "report", &page)?;
     if let Some(path) = &arguments.trace {
-        let named: Vec<(String, &Timeline)> = views
-            .iter()
-            .flat_map(|view| {
-                let name = |what: &str| format!("step {} {} {what}", view.step, view.arm);
-                [(name("predicted"), view.predicted.as_ref()), (name("measured"), view.measured.as_ref())]
-            })
-            .filter_map(|(name, timeline)| Some((name, timeline?)))
-            .collect();
-        let borrowed: Vec<(&str, &Timeline)> = named.iter().map(|(n, t)| (n.as_str(), *t)).collect();
-        write_trace(path, &borrowed)?;
+        perfetto::write(path, &report, arguments.trace_steps.as_ref())?;
     }
     if let Some(path) = &arguments.figure {
         // Without a comparison it may still be that one step of each was trained.

@@ -1,5 +1,6 @@
 //! Why the slowest steps of a run were slow, in words: for `dflop report`.
 
+use super::blame::{Blame, Cause, Usual};
 use crate::Failure;
 use crate::measured::{StepMetrics, StepSchedule};
 use dflop_report::{PathLink, SlowStep, StepView};
@@ -28,12 +29,14 @@ pub(super) fn slow_steps(
     let mut order: Vec<&StepView> =
         views.iter().copied().skip(NUM_FIRST.min(views.len().saturating_sub(1))).collect();
     order.sort_by(|a, b| over(b).total_cmp(&over(a)).then(a.step.cmp(&b.step)));
+    let usual = Usual::of(&order);
     let mut slow = Vec::new();
     for view in order.into_iter().take(NUM_SLOW) {
         let its = |s: &&StepSchedule| s.schedule.step == view.step && s.arm == view.arm;
         let (Some(line), Some(timeline)) = (logged.iter().find(its), &view.measured) else { continue };
         let path = scheduler.critical_path(&line.schedule, timeline)?;
-        let told = Told { scheduler, data, line, view, timeline, path: &path };
+        let blame = usual.and_then(|usual| Blame::of(view, &path, usual));
+        let told = Told { scheduler, data, line, view, timeline, path: &path, usual, blame };
         let wait_ns =
             metrics.iter().find(|m| m.step == view.step && m.arm == view.arm).map_or(0, |m| m.data_wait_ns);
         slow.push(SlowStep {
@@ -54,6 +57,8 @@ struct Told<'a> {
     view: &'a StepView,
     timeline: &'a Timeline,
     path: &'a [Link],
+    usual: Option<Usual>,
+    blame: Option<Blame>,
 }
 
 impl Told<'_> {
@@ -63,7 +68,17 @@ impl Told<'_> {
         let part = |ns: u64| number::percent(ns as f64 / makespan_ns.max(1) as f64);
         let predicted_ns = self.view.predicted.as_ref().map_or(0, |t| t.makespan_ns);
         let mut first =
-            format!("It took {}, {} were predicted.", number::ns(makespan_ns), number::ns(predicted_ns));
+            format!("It took {}, {} were predicted", number::ns(makespan_ns), number::ns(predicted_ns));
+        let usual = self.usual.filter(|_| predicted_ns > 0);
+        let _ = match usual {
+            Some(usual) => write!(
+                first,
+                ": {} the prediction, where the usual step of this run takes {}.",
+                number::times(makespan_ns as f64 / predicted_ns as f64),
+                number::times(usual.step_ratio)
+            ),
+            None => write!(first, "."),
+        };
         if data_wait_ns > makespan_ns / 20 {
             let _ = write!(first, " Before it all ranks waited {} for samples.", number::ns(data_wait_ns));
         }
@@ -82,11 +97,20 @@ impl Told<'_> {
                 number::ns(link.predicted_ns),
             )
         };
-        if let Some(longest) = self.path.iter().max_by_key(|link| link.span.duration_ns()) {
-            words.push(format!("Longest on the critical path: {}.", told(longest)));
-        }
+        words.extend(self.causes(&told));
+        let longest = self.path.iter().max_by_key(|link| link.span.duration_ns());
         let late = self.path.iter().max_by_key(|link| more_ns(link));
-        if let Some(late) = late.filter(|link| more_ns(link) > makespan_ns / 50) {
+        let late = late.filter(|link| more_ns(link) > makespan_ns / 50);
+        // An action that was told as the cause is not told again.
+        let is_told = |link: &Link| self.blamed().is_some_and(|blamed| blamed.span == link.span);
+        if let Some(longest) = longest.filter(|link| !is_told(link)) {
+            let both = late.filter(|late| late.span == longest.span);
+            let behind = both.map_or("", |_| " and furthest behind its prediction");
+            words.push(format!("Longest on the critical path{behind}: {}.", told(longest)));
+        }
+        if let Some(late) =
+            late.filter(|link| !is_told(link) && longest.is_none_or(|one| one.span != link.span))
+        {
             let more = number::ns(more_ns(late));
             words.push(format!("Furthest behind its prediction, by {more}: {}.", told(late)));
         }
@@ -104,6 +128,56 @@ impl Told<'_> {
             ));
         }
         words
+    }
+
+    /// The action of the critical path that most of the step's longer time is laid to.
+    fn blamed(&self) -> Option<&Link> {
+        let causes = &self.blame.as_ref()?.causes;
+        causes.iter().find_map(|cause| match cause {
+            Cause::Action { at, .. } => self.path.get(*at),
+            _ => None,
+        })
+    }
+
+    /// Why the step took longer than the usual one, and what to look at, a sentence or two for each cause.
+    fn causes(&self, told: &dyn Fn(&Link) -> String) -> Vec<String> {
+        let Some(blame) = &self.blame else { return Vec::new() };
+        if blame.more_ns == 0 {
+            return vec!["Against its prediction it took no longer than the usual step.".to_owned()];
+        }
+        let more = number::ns(blame.more_ns);
+        let say = |cause: &Cause| match *cause {
+            Cause::AllRanks { ratio, usual } => format!(
+                "All ranks were slow: half of all actions took at least {} their predicted time, in the usual step {}. No sample explains \
+                 that: look for other work on the machines, or lower clock rates.",
+                number::times(ratio),
+                number::times(usual)
+            ),
+            Cause::Rank { rank, ratio, others } => format!(
+                "Rank {rank} was slow: half of its actions took at least {} their predicted time, those of the other ranks {}. Look at its \
+                 device, and for other work on its machine.",
+                number::times(ratio),
+                number::times(others)
+            ),
+            Cause::Action { at, more_ns } => format!(
+                "Of the {more} that it took longer than usual, one action has {}: {}. Something held this rank up at that moment, for example \
+                 another process; it is the sample only if others of its size are slow too, see \"Error by size of sample\".",
+                number::ns(more_ns),
+                self.path.get(at).map_or_else(String::new, told)
+            ),
+            Cause::Messages { more_ns } => format!(
+                "Of the {more} that it took longer than usual, a rank waited {} for messages: look at the network between the ranks of the \
+                 path below.",
+                number::ns(more_ns)
+            ),
+        };
+        let said: Vec<String> = blame.causes.iter().map(say).collect();
+        if said.is_empty() {
+            return vec![format!(
+                "It took {more} longer than usual; no single rank, action or message explains most of it."
+            )];
+        }
+        said
     }
 
     /// The rank that ran an action, and which of its components that is of.

@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::measured::StepSchedule;
 use dflop_types::{Artifact, ArtifactError, ModelProfile, Plan, artifact};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The artifact that was read; `None` if there is no such file.
 pub(super) fn optional<A>(read: Result<A, ArtifactError>) -> Result<Option<A>, Failure> {
@@ -16,8 +16,8 @@ pub(super) fn optional<A>(read: Result<A, ArtifactError>) -> Result<Option<A>, F
 
 /// A plan that steps were trained with.
 pub(in crate::commands) struct Planned {
-    /// The name of its file.
-    pub(in crate::commands) name: String,
+    /// Its file.
+    pub(in crate::commands) path: PathBuf,
     pub(in crate::commands) hash: String,
     pub(in crate::commands) plan: Plan,
     /// What it was made from; where that is not there, the model profile that is.
@@ -25,6 +25,11 @@ pub(in crate::commands) struct Planned {
 }
 
 impl Planned {
+    /// The name of its file.
+    pub(in crate::commands) fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// The plans that the steps were trained with, in the order of the steps; `plan.json` of `dir` where no step names one that is there.
     /// They are looked for in `dir`, and in `run`, which keeps copies: what stands in `dir` may have been made anew since.
     pub(in crate::commands) fn of(
@@ -39,20 +44,21 @@ impl Planned {
             }
         }
         let dirs = || [Some(dir), run].into_iter().flatten();
-        let usual: Option<Plan> = optional(artifact::read(&dir.join("plan.json")))?;
-        let usual = usual.map(|plan| ("plan.json".to_owned(), artifact::hash_of(&plan), plan));
+        let usual_path = dir.join("plan.json");
+        let usual: Option<Plan> = optional(artifact::read(&usual_path))?;
+        let usual = usual.map(|plan| (usual_path.clone(), artifact::hash_of(&plan), plan));
         // A run that has changed its plan names more than one: others lie beside it under names like plan.live.json.
         let is_of_usual =
             usual.as_ref().is_some_and(|(_, hash, _)| hashes.iter().all(|found| *found == hash));
         let others = if is_of_usual { Vec::new() } else { named::<Plan>(dirs(), "plan.") };
-        let mut known: Vec<(String, String, Plan)> = usual.into_iter().collect();
-        for (name, plan) in others {
-            known.push((name, artifact::hash_of(&plan), plan));
+        let mut known: Vec<(PathBuf, String, Plan)> = usual.into_iter().collect();
+        for (path, plan) in others {
+            known.push((path, artifact::hash_of(&plan), plan));
         }
-        let mut found: Vec<&(String, String, Plan)> =
+        let mut found: Vec<&(PathBuf, String, Plan)> =
             hashes.iter().filter_map(|hash| known.iter().find(|(_, own, _)| own == *hash)).collect();
         if found.is_empty() {
-            found.extend(known.iter().find(|(name, ..)| name == "plan.json"));
+            found.extend(known.iter().find(|(path, ..)| *path == usual_path));
         }
         let usual: Option<ModelProfile> = optional(artifact::read(&dir.join("model_profile.json")))?;
         let usual_hash = usual.as_ref().map(artifact::hash_of);
@@ -70,8 +76,8 @@ impl Planned {
             let other = || others.iter().find(|(_, model)| is_its(model)).map(|(_, model)| model);
             if is_of_usual(plan) { usual.clone() } else { other().or(usual.as_ref()).cloned() }
         };
-        let planned = |(name, hash, plan): &(String, String, Plan)| Self {
-            name: name.clone(),
+        let planned = |(path, hash, plan): &(PathBuf, String, Plan)| Self {
+            path: path.clone(),
             hash: hash.clone(),
             plan: plan.clone(),
             model: model(plan),
@@ -84,11 +90,11 @@ impl Planned {
 fn named<'a, A: Artifact + serde::de::DeserializeOwned>(
     dirs: impl Iterator<Item = &'a Path>,
     start: &str,
-) -> Vec<(String, A)> {
+) -> Vec<(PathBuf, A)> {
     dirs.flat_map(|dir| named_in(dir, start)).collect()
 }
 
-fn named_in<A: Artifact + serde::de::DeserializeOwned>(dir: &Path, start: &str) -> Vec<(String, A)> {
+fn named_in<A: Artifact + serde::de::DeserializeOwned>(dir: &Path, start: &str) -> Vec<(PathBuf, A)> {
     let files = std::fs::read_dir(dir)
         .into_iter()
         .flatten()
@@ -99,8 +105,6 @@ fn named_in<A: Artifact + serde::de::DeserializeOwned>(dir: &Path, start: &str) 
         })
         .collect();
     names.sort();
-    names
-        .into_iter()
-        .filter_map(|name| Some((name.clone(), artifact::read(&dir.join(&name)).ok()?)))
-        .collect()
+    let paths = names.into_iter().map(|name| dir.join(name));
+    paths.filter_map(|path| Some((path.clone(), artifact::read(&path).ok()?))).collect()
 }

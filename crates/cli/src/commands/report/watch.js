@@ -5,16 +5,19 @@
   const slider = document.getElementById("viewer-step");
   const kept = JSON.parse(sessionStorage.getItem("dflop-viewer") || "null");
   if (slider) {
-    // The newest step, unless another one was looked at.
-    slider.value = kept && !kept.isLast ? kept.value : slider.max;
+    // The newest step, unless another one was looked at. It is named by its number: of a long run not all steps are held.
+    slider.value = slider.max;
     slider.dispatchEvent(new Event("input"));
+    if (kept && !kept.isLast) viewer.dispatchEvent(new CustomEvent("show-step", { detail: kept }));
   }
   const look = async () => {
     try {
       const answer = await fetch("/state", { cache: "no-store" });
       const state = (await answer.text()).trim();
       if (answer.ok && state !== known.trim() && !document.hidden) {
-        const at = viewer && slider ? { value: slider.value, isLast: slider.value === slider.max } : null;
+        const at = viewer && slider
+          ? { step: Number(viewer.dataset.step), arm: viewer.dataset.arm, isLast: slider.value === slider.max }
+          : null;
         sessionStorage.setItem("dflop-viewer", JSON.stringify(at));
         location.reload();
         return;

@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Bytes of a request, at most.
 const REQUEST_MAX: usize = 8 << 10;
@@ -21,6 +21,8 @@ const REQUEST_MAX: usize = 8 << 10;
 const REQUESTS_MAX: usize = 16;
 /// A client that says nothing for so long is left.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// After a page was made, the next one waits for so many times as long as it took.
+const REST: u32 = 9;
 /// What the page may do: its own styles and scripts, and ask this server.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -66,8 +68,25 @@ pub(in crate::commands) fn run(arguments: &args::Report) -> Result<(), Failure> 
 struct Watched<'a> {
     arguments: &'a args::Report,
     bound: SocketAddr,
-    /// The state of the files, and the page made of them.
-    last: Mutex<Option<(String, String)>>,
+    last: Mutex<Option<Made>>,
+}
+
+/// A page that was made.
+struct Made {
+    /// Of the files, when it was begun.
+    state: String,
+    page: String,
+    /// When it was done, and how long it took.
+    done: Instant,
+    took: Duration,
+}
+
+impl Made {
+    /// Whether it is served for now, whatever the files are by now: the page of a long run takes seconds, and beside the run that it
+    /// follows it shall take no more than a tenth of a core.
+    fn is_fresh(&self) -> bool {
+        self.done.elapsed() < self.took * REST
+    }
 }
 
 /// An answer: its status, what it is, and the text.
@@ -122,7 +141,7 @@ impl Watched<'_> {
         }
         match target.split('?').next() {
             Some("/") => self.page(),
-            Some("/state") => plain("200 OK", &self.state()),
+            Some("/state") => plain("200 OK", &self.state_to_show()),
             Some("/metrics") => match metrics::text(self.arguments) {
                 Ok(text) => Answer("200 OK", metrics::KIND, text),
                 Err(failure) => plain("503 Service Unavailable", &failure.message),
@@ -166,15 +185,25 @@ impl Watched<'_> {
         state
     }
 
+    /// The state of what would be served now: a page asks for it to learn whether there is another.
+    fn state_to_show(&self) -> String {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match last.as_ref().filter(|last| last.is_fresh()) {
+            Some(last) => last.state.clone(),
+            None => self.state(),
+        }
+    }
+
     fn page(&self) -> Answer {
         // Held while the page is made: who asks meanwhile gets the same one.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = self.state();
-        if last.as_ref().is_none_or(|(made_of, _)| *made_of != state) {
+        let (state, start) = (self.state(), Instant::now());
+        if last.as_ref().is_none_or(|last| last.state != state && !last.is_fresh()) {
             match page(self.arguments) {
                 Ok(page) => {
                     let script = format!("<script data-state=\"{state}\">{FOLLOW}</script></body>");
-                    *last = Some((state, page.replacen("</body>", &script, 1)));
+                    let page = page.replacen("</body>", &script, 1);
+                    *last = Some(Made { state, page, done: Instant::now(), took: start.elapsed() });
                 }
                 // A file may be half written: what was shown before stays until it is whole.
                 Err(failure) if last.is_none() => {
@@ -183,7 +212,7 @@ impl Watched<'_> {
                 Err(failure) => talk!("note: the page stays as it was: {}", failure.message),
             }
         }
-        let page = last.as_ref().map(|(_, page)| page.clone()).unwrap_or_default();
+        let page = last.as_ref().map(|last| last.page.clone()).unwrap_or_default();
         Answer("200 OK", "text/html; charset=utf-8", page)
     }
 }
@@ -200,4 +229,17 @@ fn read_request(stream: &mut TcpStream) -> std::io::Result<String> {
         bytes.extend_from_slice(&buffer[..count]);
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page that took an hour is served for nine; one that took no time is made anew for each change.
+    #[test]
+    fn a_page_rests_by_the_time_that_it_took() {
+        let of = |took| Made { state: String::new(), page: String::new(), done: Instant::now(), took };
+        assert!(of(Duration::from_hours(1)).is_fresh());
+        assert!(!of(Duration::ZERO).is_fresh());
+    }
 }
