@@ -63,6 +63,8 @@ IN_SUITE = [
     ("gemma4", "lora", (2, 3), "selective"),
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
     ("audioflamingo3", "full", (2, 1, 2), "selective"),
+    ("voxtral", "full", (2, 3, 2, "colocated"), "full"),
+    ("voxtral", "lora", (2, 1, 2), "none"),
     # Two encoders: pictures or sounds alone on a rank where ranks meet in each layer, and layers cut.
     ("qwen2_5_omni", "full", (2, 3), "selective"),
     ("qwen2_5_omni", "lora", (2, 1, 2), "full"),

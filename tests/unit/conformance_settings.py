@@ -152,5 +152,9 @@ SETTINGS = {
         {**_tiny("audioflamingo3", audio_token_id=SOUND),
          "audio_config": {**TINY["audioflamingo3"]["audio_config"], "max_source_positions": 50}},
         {"feature_extractor": {"feature_size": 8, "chunk_length": 1}, "max_audio_len": 4}, None, LONG_SOUNDS),
+    "voxtral": (
+        {**_tiny("voxtral", audio_token_id=SOUND),
+         "audio_config": {**TINY["voxtral"]["audio_config"], "max_source_positions": 100}},
+        {"feature_size": 8, "chunk_length": 2}, None, LONG_SOUNDS),
 }  # fmt: skip
 """(config.json, preprocessor_config.json, video_preprocessor_config.json, samples by name) by family."""

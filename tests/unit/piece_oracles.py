@@ -30,6 +30,9 @@ def encoder_inputs(name, model):
         return patches_TC, torch.cat([found.pooler_output, *found.get("deepstack_features", [])], dim=1)
     if name in OF_SOUND:
         mel_NBF = torch.randn(2, 8, 40)
+        if name == "voxtral":
+            with torch.no_grad():
+                return mel_NBF, inner.get_audio_features(mel_NBF).pooler_output
         whole = {"input_features_mask": torch.ones(2, 40)} if name == "audioflamingo3" else {}
         with torch.no_grad():
             wanted = inner.multi_modal_projector(inner.audio_tower(mel_NBF, **whole).last_hidden_state)

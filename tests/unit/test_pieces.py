@@ -259,6 +259,8 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         ("qwen2_audio", 8_397_094_912),
         # As Music Flamingo's weights have it, whose modules are the same.
         ("audioflamingo3", 8_267_215_360),
+        # As Hugging Face's model counts them.
+        ("voxtral", 4_676_271_104),
     ],
 )
 def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published):
@@ -291,6 +293,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "qwen2_5_vl": 28,
         "qwen2_5_omni": 28,
         "audioflamingo3": 28,
+        "voxtral": 30,
         "qwen3_vl": 36,
         "qwen3_vl_moe": 48,
     }.get(name, 32)
@@ -427,6 +430,7 @@ def test_attention_of_encoders_is_told_where_segments_vary(tmp_path):
         ("qwen2_5_vl", "encoder_layer", 8, "`vision_config.intermediate_size` is 3420"),
         ("qwen2_audio", "encoder_layer", 8, "`audio_config.encoder_attention_heads` is 20"),
         ("audioflamingo3", "encoder_layer", 8, "`audio_config.num_attention_heads` is 20"),
+        ("voxtral", "encoder_layer", 8, "`audio_config.num_attention_heads` is 20"),
         ("qwen2_5_omni", "sound_layer", 8, "`audio_config.encoder_attention_heads` is 20"),
         ("internvl", "llm_layer", 3, "`text_config.num_attention_heads` is 32"),
     ],

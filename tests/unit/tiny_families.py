@@ -357,6 +357,18 @@ TINY = {
         },
         "text_config": {**TEXT, "model_type": "qwen2"},
     },
+    # Four tokens are a feature; a `head_dim` that is not named is 128.
+    "voxtral": {
+        "audio_config": {
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+            "num_mel_bins": 8,
+            "max_source_positions": 20,
+        },
+        "text_config": {**TEXT, "model_type": "llama", "head_dim": 12},
+    },
 }
 """`config.json` by family, and by what else differs."""
 CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3}
@@ -365,7 +377,7 @@ decays over 64 tokens, which are several hundred, in float32. With decays drawn 
 Gemma 4's encoder does not scale scores down by the width of heads, and each picture has 280 patches."""
 WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
 """Those whose backbone has experts."""
-OF_SOUND = ("qwen2_audio", "audioflamingo3")
+OF_SOUND = ("qwen2_audio", "audioflamingo3", "voxtral")
 """Those that read sound alone."""
 
 
