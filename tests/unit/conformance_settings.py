@@ -131,6 +131,10 @@ SETTINGS = {
         _tiny("gemma4", **_QWEN_IDS), {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
         {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70, "do_sample_frames": False}, PICTURES,
     ),
+    "gemma4-experts": (
+        _tiny("gemma4-experts", **_QWEN_IDS), {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70, "do_sample_frames": False}, PICTURES,
+    ),
     "glm4v": (_tiny("glm4v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "glm4v_moe": (_tiny("glm4v_moe", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "glm46v": (_tiny("glm46v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),

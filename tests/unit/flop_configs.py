@@ -281,6 +281,17 @@ CONFIGS = {
         },
         "tie_word_embeddings": False,
     },
+    "gemma4 experts": {
+        "model_type": "gemma4",
+        "vision_config": GEMMA4_VISION,
+        "text_config": {
+            **GEMMA4_TEXT,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    },
     "glm4v": {"model_type": "glm4v", "vision_config": GLM_VISION, "text_config": GLM_TEXT},
     "glm4v_moe": {
         "model_type": "glm4v_moe",

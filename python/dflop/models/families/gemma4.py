@@ -201,6 +201,14 @@ class Gemma4(FamilyAdapter):
             ),
         ]
 
+    def fill(self, parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
+        """See `FamilyAdapter.fill`: the scales of a router begin at 1."""
+        if name.endswith((".router.scale", ".router.per_expert_scale")):
+            with torch.no_grad():
+                parameter.fill_(1.0)
+            return
+        super().fill(parameter, name, seed, std)
+
     @property
     def num_run_layers(self) -> int:
         """See `FamilyAdapter.num_run_layers`: all of them."""
