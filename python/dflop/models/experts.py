@@ -1,4 +1,4 @@
-"""Experts in place of the MLP of a backbone's layers, or beside it: which layers have them, and what they must be."""
+"""Experts in place of the MLP of a backbone's layers, or beside it: which layers have them, and the rules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ WITH_DENSE_FIRST = ("glm4v_moe_text",)
 """`model_type` of the backbones whose first layers have an MLP, all others experts."""
 WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_5_moe_text", *WITH_DENSE_FIRST)
 """`model_type` of the backbones whose layers have experts in place of the MLP."""
-
 BESIDE_MLP = ("gemma4_text",)
-"""`model_type` of the backbones whose layers have experts beside the MLP, where `enable_moe_block` says so."""
+"""`model_type` of the backbones whose layers may have experts beside the MLP (`enable_moe_block`)."""
 
 
 def experts_path(text: Any) -> str:
@@ -105,9 +104,7 @@ def _rules_beside_mlp(text: Any) -> list[Rule]:
             not are_there or (isinstance(chosen, int) and 1 <= chosen <= count),
             f"from 1 to `num_experts`, {count}",
         ),
-        Rule(
-            "text_config.moe_intermediate_size", width, isinstance(width, int) and width > 0, "above 0"
-        ),
+        Rule("text_config.moe_intermediate_size", width, isinstance(width, int) and width > 0, "above 0"),
     ]
 
 

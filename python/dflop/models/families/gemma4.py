@@ -1,4 +1,4 @@
-"""Gemma 4, the dense model (31B): pictures scaled to a budget of patches, videos frame by frame.
+"""Gemma 4 (31B, 26B-A4B): pictures scaled to a budget of patches, videos frame by frame.
 
     patches_NC --linear, positions of both axes--> hidden_NV --layers--> hidden_NV
                --means of squares, scale--> hidden_EV --norm, product--> features_ED
