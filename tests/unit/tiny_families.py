@@ -382,10 +382,12 @@ TINY = {
     },
 }
 """`config.json` by family, and by what else differs."""
-CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3, "gemma4-experts": 3}
+CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3, "gemma4-experts": 4}
 """How much larger rounding is where weights differ by it already: linear attention takes the exponent of sums of
 decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone.
 Gemma 4's encoder does not scale scores down by the width of heads, and each picture has 280 patches."""
+ROUNDED = {"gemma4-experts": 2}
+"""The same where ranks add gradients in another order, and nothing else differs."""
 WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe", "gemma4-experts")
 """Those whose backbone has experts: in place of the MLP, the last one beside it."""
 OF_SOUND = ("qwen2_audio", "audioflamingo3", "voxtral")

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use dflop_analytic::{
-    Architecture, DENSE_LAYER, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, Operation,
+    Architecture, DENSE_LAYER, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, Operation, Router,
     catalogue, catalogue_model, estimate,
 };
 use dflop_cost::{CostModel, CostSettings};
@@ -247,8 +247,9 @@ fn every_model_is_estimated_with_adapters() {
                 let gate = if experts.has_shared_gate { llm.width + 1 } else { 0 };
                 3 * (llm.width + experts.shared_width) + gate
             }
-            Some(_) => 0,
-            None => num_inputs * llm.width + 3 * llm.mlp_width,
+            Some(experts) if experts.router != Router::Scaled => 0,
+            // Of all, or beside experts.
+            _ => num_inputs * llm.width + 3 * llm.mlp_width,
         };
         let (base, layer) = (&profile.modules["llm_layer"], of_rank(16).next().unwrap());
         assert_eq!(layer.tensor_parallel_degree, 1);
