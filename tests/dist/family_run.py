@@ -67,6 +67,7 @@ _TOKENS = {
     "glm46v": ("<|image|>", "<|video|>"),
     "qwen2_audio": ("<|AUDIO|>",),
     "audioflamingo3": ("<sound>",),
+    "voxtral": ("[AUDIO]",),
 }
 """What the family's text has in the places of features, for ids `IMAGE` and `VIDEO`, or `SOUND`."""
 _AROUND = {

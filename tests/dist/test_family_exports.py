@@ -61,8 +61,12 @@ IN_SUITE = [
     ("gemma3", "lora", (2, 3), "full"),
     ("gemma4", "full", (2, 1, 2), "full"),
     ("gemma4", "lora", (2, 3), "selective"),
+    ("gemma4-experts", "full", (2, 3), "full"),
+    ("gemma4-experts", "lora", (2, 1, 2), "none"),
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
     ("audioflamingo3", "full", (2, 1, 2), "selective"),
+    ("voxtral", "full", (2, 3, 2, "colocated"), "full"),
+    ("voxtral", "lora", (2, 1, 2), "none"),
     # Two encoders: pictures or sounds alone on a rank where ranks meet in each layer, and layers cut.
     ("qwen2_5_omni", "full", (2, 3), "selective"),
     ("qwen2_5_omni", "lora", (2, 1, 2), "full"),

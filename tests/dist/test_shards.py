@@ -30,6 +30,7 @@ STACKS = [
     ("qwen2_5_vl", "llm_layer"),
     ("qwen2_audio", "encoder_layer"),
     ("audioflamingo3", "encoder_layer"),
+    ("voxtral", "encoder_layer"),
 ]
 ON_FOUR = [stack for stack in STACKS if stack[0] in ("internvl", "qwen2_vl")]
 

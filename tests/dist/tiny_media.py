@@ -34,6 +34,7 @@ def make_model(name, folder):
             "mistral3": {"image_token_index": MEDIA_TOKEN},
             "qwen2_audio": {"audio_token_index": MEDIA_TOKEN},
             "audioflamingo3": {"audio_token_id": MEDIA_TOKEN},
+            "voxtral": {"audio_token_id": MEDIA_TOKEN},
         }.get(name, {"image_token_id": MEDIA_TOKEN, "video_token_id": VIDEO_TOKEN})
         content = {**tiny_families.TINY[name], **tokens}
         if name == "qwen2_5_omni":
@@ -102,6 +103,9 @@ def microbatch(name, media, seed, num_text=7):
         arguments[MASKS[name]] = (torch.arange(40)[None] < lengths[:, None]).long()
         for length in lengths.tolist():
             ids += [MEDIA_TOKEN] * ((((length - 1) // 2 + 1) - 2) // 2 + 1)
+    elif name == "voxtral" and media:
+        arguments["input_features"] = torch.randn(media, 8, 40, generator=generator)
+        ids = [MEDIA_TOKEN] * (5 * media)
     elif is_of_patches(name) and media:
         # A video of GLM has the token of images.
         of_videos = MEDIA_TOKEN if name.startswith("glm") else VIDEO_TOKEN
@@ -172,7 +176,7 @@ STEPS = {
     "internvl": [[3, 0, 1, 6], [0, 1, 0, 0], [0, 0, 0, 0]],
     "qwen2_audio": [[3, 0, 1, 2], [0, 1, 0, 0], [0, 0, 0, 0]],
 }
-STEPS["audioflamingo3"] = STEPS["qwen2_audio"]
+STEPS["audioflamingo3"] = STEPS["voxtral"] = STEPS["qwen2_audio"]
 STEPS["llava"] = STEPS["gemma3"] = STEPS["internvl"]
 STEPS["mistral3"] = [
     [[(112, 84), (28, 56)], [], [(84, 28)], [(56, 56), (28, 28)]],

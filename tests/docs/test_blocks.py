@@ -29,6 +29,7 @@ RUN_BY = {
     ("docs/data.md", "sh"): "tests/docs/test_blocks.py",
     ("docs/data.md", "python"): "tests/docs/test_blocks.py",
     ("docs/data.md", "yaml"): "tests/docs/test_blocks.py",
+    ("docs/families.md", "jinja"): "tests/unit/test_voxtral.py",
     ("docs/integrations.md", "python"): "tests/docs/test_integrations_page.py",
     ("docs/planner.md", "yaml"): "tests/docs/test_blocks.py",
     ("docs/rehearsal.md", "sh"): "tests/docs/test_blocks.py",

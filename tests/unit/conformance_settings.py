@@ -131,6 +131,10 @@ SETTINGS = {
         _tiny("gemma4", **_QWEN_IDS), {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
         {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70, "do_sample_frames": False}, PICTURES,
     ),
+    "gemma4-experts": (
+        _tiny("gemma4-experts", **_QWEN_IDS), {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70, "do_sample_frames": False}, PICTURES,
+    ),
     "glm4v": (_tiny("glm4v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "glm4v_moe": (_tiny("glm4v_moe", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "glm46v": (_tiny("glm46v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
@@ -152,5 +156,9 @@ SETTINGS = {
         {**_tiny("audioflamingo3", audio_token_id=SOUND),
          "audio_config": {**TINY["audioflamingo3"]["audio_config"], "max_source_positions": 50}},
         {"feature_extractor": {"feature_size": 8, "chunk_length": 1}, "max_audio_len": 4}, None, LONG_SOUNDS),
+    "voxtral": (
+        {**_tiny("voxtral", audio_token_id=SOUND),
+         "audio_config": {**TINY["voxtral"]["audio_config"], "max_source_positions": 100}},
+        {"feature_size": 8, "chunk_length": 2}, None, LONG_SOUNDS),
 }  # fmt: skip
 """(config.json, preprocessor_config.json, video_preprocessor_config.json, samples by name) by family."""

@@ -281,6 +281,17 @@ CONFIGS = {
         },
         "tie_word_embeddings": False,
     },
+    "gemma4 experts": {
+        "model_type": "gemma4",
+        "vision_config": GEMMA4_VISION,
+        "text_config": {
+            **GEMMA4_TEXT,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    },
     "glm4v": {"model_type": "glm4v", "vision_config": GLM_VISION, "text_config": GLM_TEXT},
     "glm4v_moe": {
         "model_type": "glm4v_moe",
@@ -308,6 +319,11 @@ CONFIGS = {
     },
     "qwen2_audio": {"model_type": "qwen2_audio", "audio_config": SOUND, "text_config": QWEN2},
     "audioflamingo3": {"model_type": "audioflamingo3", "audio_config": LONG_SOUND, "text_config": QWEN2},
+    "voxtral": {
+        "model_type": "voxtral",
+        "audio_config": {**LONG_SOUND, "model_type": "voxtral_encoder", "intermediate_size": 128},
+        "text_config": LLAMA,
+    },
     # transformers takes the names of the other family too.
     "qwen2_audio names": {
         "model_type": "qwen2_audio",
@@ -319,5 +335,10 @@ CONFIGS = {
         "audio_config": {**SOUND, "model_type": "audioflamingo3_encoder"},
         "text_config": QWEN2,
         "projector_bias": False,
+    },
+    "voxtral names": {
+        "model_type": "voxtral",
+        "audio_config": {**SOUND, "model_type": "voxtral_encoder", "encoder_ffn_dim": 96},
+        "text_config": {**LLAMA, "model_type": "mistral", "sliding_window": None},
     },
 }

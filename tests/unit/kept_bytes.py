@@ -67,8 +67,11 @@ def kept_besides_in_gemma4(text, ran, dtype):
     size, keys = own.get("head_dim", text["global_head_dim"]), own.get("num_key_value_heads", 1)
     # The number that scales the layer, whatever the number of tokens.
     scale = dtype.itemsize
+    width, has_experts = text["hidden_size"], text.get("enable_moe_block", False)
     if dtype == torch.float32:
-        # The norms of keys and values read one tensor, where both are of one product.
-        return scale - sum(ran.segments) * keys * size * 4 * text["attention_k_eq_v"]
-    # The weights of six norms in float32, too.
-    return scale + 4 * (4 * text["hidden_size"] + 2 * size)
+        # The norms of keys and values read one tensor, where both are of one product; those before MLP, router and experts
+        # too.
+        shared = keys * size * text["attention_k_eq_v"] + 2 * width * has_experts
+        return scale - sum(ran.segments) * 4 * shared
+    # The weights of six norms in float32, too; with experts of nine.
+    return scale + 4 * ((4 + 3 * has_experts) * width + 2 * size)

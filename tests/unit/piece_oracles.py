@@ -30,6 +30,9 @@ def encoder_inputs(name, model):
         return patches_TC, torch.cat([found.pooler_output, *found.get("deepstack_features", [])], dim=1)
     if name in OF_SOUND:
         mel_NBF = torch.randn(2, 8, 40)
+        if name == "voxtral":
+            with torch.no_grad():
+                return mel_NBF, inner.get_audio_features(mel_NBF).pooler_output
         whole = {"input_features_mask": torch.ones(2, 40)} if name == "audioflamingo3" else {}
         with torch.no_grad():
             wanted = inner.multi_modal_projector(inner.audio_tower(mel_NBF, **whole).last_hidden_state)
@@ -42,7 +45,7 @@ def encoder_inputs(name, model):
             p[:, :h, :w].reshape(3, h // 14, 14, w // 14, 14) for p, (h, w) in zip(pixels, sizes, strict=True)
         ]
         return torch.cat([p.permute(1, 3, 0, 2, 4).reshape(-1, 588) for p in cut]), torch.cat(found)
-    if name == "gemma4":
+    if name.startswith("gemma4"):
         # The second is shorter, and filled up for Hugging Face's model.
         patches_TC, positions_T2 = torch.rand(60 + 48, 48), positions_of(SQUARES, CPU)[0]
         padded = [patches_TC[:60], nn.functional.pad(patches_TC[60:], (0, 0, 0, 12))]
@@ -67,8 +70,9 @@ def encoder_inputs(name, model):
 
 def masks_of_pictures(name, model, mask_t):
     """What Gemma's whole model gives its backbone: masks in which each picture sees itself whole."""
-    modeling = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    device = {"device": CPU} if name == "gemma4" else {}
+    kind = name.partition("-")[0]
+    modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    device = {"device": CPU} if name.startswith("gemma4") else {}
     return modeling.create_masks_for_vision_model(
         config=model.config.text_config,
         inputs_embeds=torch.zeros(1, len(mask_t), 48),

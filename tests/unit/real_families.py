@@ -297,5 +297,17 @@ REAL = {
         },
         "text_config": {**_QWEN_7B, "model_type": "qwen2", "vocab_size": 151672},
     },
+    # mistralai/Voxtral-Mini-3B-2507; the class has the rest of the backbone.
+    "voxtral": {
+        "audio_config": {
+            "hidden_size": 1280,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 20,
+            "intermediate_size": 5120,
+            "num_mel_bins": 128,
+            "max_source_positions": 1500,
+        },
+        "text_config": {"model_type": "llama", "num_attention_heads": 32},
+    },
 }
 """`config.json` of public models, by family."""

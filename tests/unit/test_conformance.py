@@ -147,7 +147,7 @@ def test_what_the_encoder_reads_is_what_the_processor_gives(family):
                     assert torch.equal(is_frame, (torch.arange(len(frames)) < count).float())
                 compared += 1
                 continue
-            if kind == "audio":
+            if kind == "audio" and adapter.family != "voxtral":
                 ours, mask = ours[:, :-1], ours[:, -1]
                 (theirs_mask,) = (value for key, value in arguments.items() if key.endswith("_mask"))
                 assert torch.equal(mask, theirs_mask.float())

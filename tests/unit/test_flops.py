@@ -17,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
     Qwen2AudioForConditionalGeneration,
+    VoxtralForConditionalGeneration,
 )
 
 import dflop.models.packing
@@ -88,6 +89,7 @@ def encoder_layers(name, tower):
 OF_SOUND = {
     "qwen2_audio": Qwen2AudioForConditionalGeneration,
     "audioflamingo3": AudioFlamingo3ForConditionalGeneration,
+    "voxtral": VoxtralForConditionalGeneration,
 }
 WITH_CLIP = {"llava", "llava_next"}
 """Their tower has a class token, and a norm before its layers; all layers but the last are read."""
@@ -212,6 +214,8 @@ def projector(name):
     if is_of_sound(name):
 
         def run(hidden):
+            if name.startswith("voxtral"):
+                return last(tower.layer_norm(hidden).reshape(-1, tower.config.intermediate_size))
             pooled = tower.avg_pooler(hidden.permute(0, 2, 1)).permute(0, 2, 1)
             return last(tower.layer_norm(pooled))
 

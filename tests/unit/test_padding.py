@@ -22,6 +22,7 @@ MEDIA = {
     "internvl": [3, 0, 1],
     "qwen2_audio": [3, 0, 1],
     "audioflamingo3": [3, 0, 1],
+    "voxtral": [3, 0, 1],
     "idefics3": [2, 0, 2],
     "mistral3": [[(56, 84)], [], [(56, 84), (56, 84)]],
     "smolvlm": [2, 0, 2],

@@ -153,6 +153,17 @@ _GEMMA4 = {
 TINY = {
     "gemma3": _GEMMA,
     "gemma4": _GEMMA4,
+    # Experts beside the MLP.
+    "gemma4-experts": {
+        **_GEMMA4,
+        "text_config": {
+            **_GEMMA4["text_config"],
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    },
     "glm4v": _GLM,
     "glm4v_moe": _GLM_MOE,
     "glm46v": {**_GLM, "vision_config": {**_GLM["vision_config"], "attention_bias": True, "depth": 2}},
@@ -357,15 +368,29 @@ TINY = {
         },
         "text_config": {**TEXT, "model_type": "qwen2"},
     },
+    # Four tokens are a feature; a `head_dim` that is not named is 128.
+    "voxtral": {
+        "audio_config": {
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+            "num_mel_bins": 8,
+            "max_source_positions": 20,
+        },
+        "text_config": {**TEXT, "model_type": "llama", "head_dim": 12},
+    },
 }
 """`config.json` by family, and by what else differs."""
-CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3}
+CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3, "gemma4-experts": 4}
 """How much larger rounding is where weights differ by it already: linear attention takes the exponent of sums of
 decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone.
 Gemma 4's encoder does not scale scores down by the width of heads, and each picture has 280 patches."""
-WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
-"""Those whose backbone has experts."""
-OF_SOUND = ("qwen2_audio", "audioflamingo3")
+ROUNDED = {"gemma4-experts": 2}
+"""The same where ranks add gradients in another order, and nothing else differs."""
+WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe", "gemma4-experts")
+"""Those whose backbone has experts: in place of the MLP, the last one beside it."""
+OF_SOUND = ("qwen2_audio", "audioflamingo3", "voxtral")
 """Those that read sound alone."""
 
 

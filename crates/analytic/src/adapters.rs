@@ -38,8 +38,8 @@ fn adapted(one: Operation, rank: u64) -> Vec<Operation> {
             let frozen = of(Kind::Product(Product { is_frozen: true, ..product }));
             if product.is_split { beside(frozen, product, rank) } else { vec![frozen] }
         }
-        Kind::Routing { num_experts, num_chosen, copied_width, .. } => {
-            vec![of(Kind::Routing { num_experts, num_chosen, copied_width, is_frozen: true })]
+        Kind::Routing { num_experts, num_chosen, copied_width, scaled_width, .. } => {
+            vec![of(Kind::Routing { num_experts, num_chosen, copied_width, scaled_width, is_frozen: true })]
         }
         _ => vec![one],
     }

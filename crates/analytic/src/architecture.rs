@@ -154,7 +154,7 @@ pub struct Projector {
     pub num_deep_layers: u64,
 }
 
-/// Experts of a layer, of which each token reads a few: they stand in the place of its MLP.
+/// Experts of a layer, of which each token reads a few: they stand in the place of its MLP, or beside it ([`Router::Scaled`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Experts {
     /// How many there are.
@@ -180,6 +180,9 @@ pub enum Router {
     Softmax,
     /// By a sigmoid of each, with a bias that no gradient reaches; from a copy of the token in float32.
     Sigmoid,
+    /// By a softmax over all of them, of a normed copy of the token with a learnt scale; each share is times a number of its
+    /// expert, and stays in float32. Such experts stand beside the MLP: either result has a norm, and their sum is read.
+    Scaled,
 }
 
 /// Layers of the backbone whose attention is linear: a recurrence along the tokens (gated delta rule) behind a short
@@ -253,7 +256,7 @@ pub struct Llm {
     pub head_size: u64,
     /// Inner width of the MLP.
     pub mlp_width: u64,
-    /// What its layers have in place of the MLP, all but the first `Experts::num_dense_layers`; `None`: the MLP.
+    /// What its layers have in place of the MLP, or beside it, all but the first `Experts::num_dense_layers`; `None`: the MLP.
     pub experts: Option<Experts>,
     /// Rows of the embedding and of the head.
     pub vocabulary: u64,

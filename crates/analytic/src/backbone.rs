@@ -113,6 +113,10 @@ impl Llm {
             norms.push(of_heads(heads.num_key_value_heads, NormKind::RmsUnscaled));
         }
         module.operations.splice(num_before..num_before, norms);
+        if let Some(experts) = self.experts.filter(|experts| experts.router == Router::Scaled) {
+            // The scale of what the router reads, and a number of each expert.
+            module.num_table_parameters = self.width + experts.count;
+        }
         module
     }
 
@@ -161,18 +165,21 @@ impl Llm {
         let after = || self.has_norm_after.then_some(Kind::Norm(self.norm, self.width));
         let between = [residual(self.width), Kind::Norm(self.norm, self.width)];
         let mut operations = each(after().into_iter().chain(between).collect());
+        let dense = || each(mlp(MlpKind::Gated, self.width, self.mlp_width, self.has_mlp_bias, 1));
         match self.experts {
+            Some(experts) if experts.router == Router::Scaled => {
+                let norm = Kind::Norm(self.norm, self.width);
+                operations.extend(dense());
+                operations.extend(each(vec![norm, Kind::Norm(NormKind::RmsUnscaled, self.width)]));
+                let (routing, own) = experts.routing_and_own(self.width);
+                operations.extend(routing);
+                operations.extend(each(vec![norm]));
+                operations.extend(own);
+                operations.extend(each(vec![norm, residual(self.width)]));
+            }
             Some(experts) => operations.extend(experts.operations(self.width)),
             None if self.has_one_gate_product => operations.extend(each(self.mlp_of_one_product())),
-            None => {
-                operations.extend(each(mlp(
-                    MlpKind::Gated,
-                    self.width,
-                    self.mlp_width,
-                    self.has_mlp_bias,
-                    1,
-                )));
-            }
+            None => operations.extend(dense()),
         }
         operations.extend(each(after().into_iter().chain([residual(self.width)]).collect()));
         if self.has_layer_scalar {
@@ -203,6 +210,15 @@ impl Experts {
     /// From the norm to the sum with what came in, as transformers 5.23 runs it by default (`grouped_mm_experts_forward`):
     /// rows are copied once for each of their experts, sorted by expert, and put back.
     fn operations(self, width: u64) -> Vec<Operation> {
+        // With a gate it is run before the others, without one after them: then its last product is not computed again.
+        let shared = self.shared(width);
+        let (routing, own) = self.routing_and_own(width);
+        let (first, last) = if self.has_shared_gate { (shared, Vec::new()) } else { (Vec::new(), shared) };
+        [first, routing, own, last].concat()
+    }
+
+    /// Who goes where; and what the experts do.
+    fn routing_and_own(self, width: u64) -> (Vec<Operation>, Vec<Operation>) {
         let copies = Rows { factor: self.per_token, ..Rows::EACH };
         let joint_of =
             |inputs, outputs, num_experts, keeps| match matrix(inputs, outputs, 0, keeps, Cut::Whole) {
@@ -212,14 +228,10 @@ impl Experts {
             };
         let joint = |inputs, outputs, num_experts| joint_of(inputs, outputs, num_experts, true);
         let of_copies = |kind| Operation { rows: copies, kind };
-        let is_sigmoid = self.router == Router::Sigmoid;
+        let (is_sigmoid, is_scaled) = (self.router == Router::Sigmoid, self.router == Router::Scaled);
         // A float32 value is two moves, as those are counted from bfloat16.
-        let one = u64::from(is_sigmoid);
-        // With a gate it is run before the others, without one after them: then its last product is not computed again.
-        let shared = self.shared(width);
-        let (mut operations, last) =
-            if self.has_shared_gate { (shared, Vec::new()) } else { (Vec::new(), shared) };
-        operations.extend([
+        let one = u64::from(is_sigmoid || is_scaled);
+        let routing = vec![
             // What it reads is kept once, here or by the expert that all rows read; a copy in float32 with the routing.
             Operation {
                 rows: Rows::EACH,
@@ -231,9 +243,12 @@ impl Experts {
                     num_experts: self.count,
                     num_chosen: self.per_token,
                     copied_width: if is_sigmoid { width } else { 0 },
+                    scaled_width: if is_scaled { width } else { 0 },
                     is_frozen: false,
                 },
             },
+        ];
+        let own = vec![
             // Rows to their experts.
             of_copies(pass(width, 2, 3, 0, 1, 5)),
             of_copies(joint(width, 2 * self.width, self.count)),
@@ -244,9 +259,8 @@ impl Experts {
             of_copies(pass(width, 2 + one, 6 + 2 * one, 1, 1, 3)),
             of_copies(pass(width, 2 + 2 * one, 3 + 3 * one, 0, 3, 5)),
             of_copies(pass(width, 1 + one, 0, 0, 1, 0)),
-        ]);
-        operations.extend(last);
-        operations
+        ];
+        (routing, own)
     }
 
     /// The expert that every token reads, its gate where it has one, and the sum with what the others give.

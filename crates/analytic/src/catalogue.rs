@@ -167,7 +167,7 @@ fn model(pairing: Pairing, date: &str, encoders: &[Part], backbones: &[Part]) ->
             vision["out_hidden_size"] = text["hidden_size"].clone();
             ("vision_config", "text_config")
         }
-        "qwen2_audio" | "audioflamingo3" => ("audio_config", "text_config"),
+        "qwen2_audio" | "audioflamingo3" | "voxtral" => ("audio_config", "text_config"),
         "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe" => {
             // These files name the width of the features in the encoder's section, and know one kind of backbone.
             let field = if pairing.family == "qwen2_vl" { "hidden_size" } else { "out_hidden_size" };

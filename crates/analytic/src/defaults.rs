@@ -222,6 +222,15 @@ pub(super) const AUDIOFLAMINGO3: &[(&str, u64)] = &[
     ("num_mel_bins", 128),
     ("max_source_positions", 1_500),
 ];
+/// What `VoxtralConfig` writes into a `text_config` that leaves it out (`models/voxtral/configuration_voxtral.py`).
+pub(super) const VOXTRAL_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 131_072),
+    ("hidden_size", 3_072),
+    ("intermediate_size", 8_192),
+    ("num_hidden_layers", 30),
+    ("num_key_value_heads", 8),
+    ("head_dim", 128),
+];
 /// `Glm4vVisionConfig` (`models/glm4v/configuration_glm4v.py`).
 pub(super) const GLM4V_VISION: &[(&str, u64)] = &[
     ("depth", 24),

@@ -119,6 +119,8 @@ pub enum Kind {
         num_chosen: u64,
         /// Values of a row that are copied to float32 for the router; 0: it reads the row as it is, and takes a softmax.
         copied_width: u64,
+        /// Values of a row that are scaled for the router, in the dtype; 0: none. Then shares are scaled too.
+        scaled_width: u64,
         /// Whether the router is frozen: then the copies are not kept.
         is_frozen: bool,
     },
@@ -239,7 +241,7 @@ impl Operation {
             Kind::Reduce { .. } => Work::default(),
             Kind::Norm(kind, width) => norm_pass(kind, width).work(rows, phase, size),
             Kind::Pass(pass) => pass.work(rows, phase, size),
-            Kind::Routing { num_experts, num_chosen, copied_width, .. } => {
+            Kind::Routing { num_experts, num_chosen, copied_width, scaled_width, .. } => {
                 // Float32 values of all experts, ids of 8 bytes of the chosen: as transformers 5.23 writes it
                 // (`grouped_mm_experts_forward`), kernel by kernel.
                 let (of_each, of_chosen, kernels) = match phase {
@@ -248,8 +250,16 @@ impl Operation {
                     Phase::Weight => (0, 0, 0),
                 };
                 let copied = if phase == Phase::Weight { 0 } else { copied_width * (size + 4) };
-                let bytes = num_experts * of_each + num_chosen * of_chosen + copied;
-                Work { flops: 0, bytes: u128::from(rows * bytes), kernels }
+                // Two products with numbers, of which the first has a gradient for its own; and one of the shares.
+                let (moves, share_bytes, more) = match phase {
+                    _ if scaled_width == 0 => (0, 0, 0),
+                    Phase::Forward => (4, 8 + 3 * size, 4),
+                    Phase::Input => (7, 16 + 4 * size, 6),
+                    Phase::Weight => (0, 0, 0),
+                };
+                let scaled = scaled_width * moves * size + num_chosen * share_bytes;
+                let bytes = num_experts * of_each + num_chosen * of_chosen + copied + scaled;
+                Work { flops: 0, bytes: u128::from(rows * bytes), kernels: kernels + more }
             }
             Kind::Lookup { rows: table, width } => {
                 let moved = match phase {
@@ -320,11 +330,15 @@ impl Operation {
             // Queries, keys, values, the logarithm of each row's sum; the result is kept by the product that reads it.
             Kind::Attention(attention) => attention.qkv_width() * size + 4 * attention.num_heads,
             // In float32 what the softmax gave, its largest and their sum; their shares in the dtype, sorted by expert.
-            Kind::Routing { num_experts, num_chosen, copied_width: 0, .. } => {
-                4 * (num_experts + num_chosen + 1) + num_chosen * size
+            Kind::Routing { num_experts, num_chosen, copied_width: 0, scaled_width, is_frozen } => {
+                let plain = 4 * (num_experts + num_chosen + 1) + num_chosen * size;
+                // Sorted shares are in float32, beside the experts' numbers. For the gradients of the scale and of these numbers:
+                // what is scaled.
+                let scaled = if is_frozen { 0 } else { scaled_width * size + 4 * num_chosen };
+                plain + if scaled_width > 0 { 4 * num_chosen + scaled } else { 0 }
             }
             // Of sigmoids all is in float32; a row that is in float32 is not copied.
-            Kind::Routing { num_experts, num_chosen, copied_width, is_frozen } => {
+            Kind::Routing { num_experts, num_chosen, copied_width, is_frozen, .. } => {
                 4 * (num_experts + 2 * num_chosen + 1 + if size < 4 && !is_frozen { copied_width } else { 0 })
             }
             // Queries, keys and values; the scores that the second product reads are a pass's.

@@ -21,7 +21,7 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 22] = [
+pub const FAMILIES: [&str; 23] = [
     "gemma3",
     "gemma4",
     "glm4v",
@@ -44,6 +44,7 @@ pub const FAMILIES: [&str; 22] = [
     "qwen3_5_moe",
     "qwen2_audio",
     "audioflamingo3",
+    "voxtral",
 ];
 
 impl Architecture {
@@ -77,6 +78,7 @@ impl Architecture {
             "qwen3_5_moe" => qwen3_5::read(config, true),
             "qwen2_audio" => sound::qwen2_audio(config),
             "audioflamingo3" => sound::audioflamingo3(config),
+            "voxtral" => sound::voxtral(config),
             _ => Err(AnalyticError::UnknownFamily { found: found.to_owned(), known: FAMILIES.join(", ") }),
         }
     }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use dflop_analytic::{
-    Architecture, DENSE_LAYER, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, Operation,
+    Architecture, DENSE_LAYER, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, Operation, Router,
     catalogue, catalogue_model, estimate,
 };
 use dflop_cost::{CostModel, CostSettings};
@@ -247,8 +247,9 @@ fn every_model_is_estimated_with_adapters() {
                 let gate = if experts.has_shared_gate { llm.width + 1 } else { 0 };
                 3 * (llm.width + experts.shared_width) + gate
             }
-            Some(_) => 0,
-            None => num_inputs * llm.width + 3 * llm.mlp_width,
+            Some(experts) if experts.router != Router::Scaled => 0,
+            // Of all, or beside experts.
+            _ => num_inputs * llm.width + 3 * llm.mlp_width,
         };
         let (base, layer) = (&profile.modules["llm_layer"], of_rank(16).next().unwrap());
         assert_eq!(layer.tensor_parallel_degree, 1);
@@ -491,7 +492,7 @@ fn fields_that_transformers_fills_in_are_filled_in() {
     assert_eq!(
         refused(json!({"model_type": "bert"})),
         "config.json: `model_type` is `bert`, known are gemma3, gemma4, glm4v, glm4v_moe, glm46v, idefics3, smolvlm, llava_onevision, llava, llava_next, internvl, internvl_chat, mistral3, \
-         qwen2_vl, qwen2_5_omni, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_audio, audioflamingo3"
+         qwen2_vl, qwen2_5_omni, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_audio, audioflamingo3, voxtral"
     );
     assert_eq!(
         refused(json!({"model_type": "qwen2_vl"})),

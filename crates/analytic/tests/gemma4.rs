@@ -49,7 +49,12 @@ fn what_is_not_modelled_is_refused_by_name() {
             "`text_config.hidden_size_per_layer_input`",
         ),
         (json!({"num_kv_shared_layers": 2}), json!({}), "`text_config.num_kv_shared_layers`"),
-        (json!({"enable_moe_block": true}), json!({}), "`text_config.enable_moe_block`"),
+        (json!({"enable_moe_block": true}), json!({}), "`text_config.num_experts` is missing"),
+        (
+            json!({"enable_moe_block": true, "num_experts": 4, "top_k_experts": 5}),
+            json!({}),
+            "`text_config.top_k_experts` is 5",
+        ),
         (
             json!({"use_bidirectional_attention": "all"}),
             json!({}),

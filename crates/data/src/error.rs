@@ -233,6 +233,12 @@ pub enum DataError {
         /// The model directory.
         model_dir: PathBuf,
     },
+    /// The model directory has its tokenizer in Mistral's form alone.
+    #[error("`{}`: there is no `tokenizer.json` beside it, which dflop reads", path.display())]
+    Tekken {
+        /// `tekken.json`.
+        path: PathBuf,
+    },
     /// No shape rule is known for the model.
     #[error("`{}`: `model_type` is `{found}`, known are {}", path.display(), known.join(", "))]
     UnknownFamily {
@@ -347,6 +353,12 @@ impl Hint for DataError {
             Self::NoTemplate { .. } => {
                 Some("put `chat_template.jinja` there, or set `data.chat_template` to such a file".to_owned())
             }
+            Self::Tekken { path } => Some(format!(
+                "let transformers write it: `from transformers.integrations.mistral import convert_tekken_tokenizer; \
+                 convert_tekken_tokenizer(\"{}\").save_pretrained(\"{}\")`",
+                path.display(),
+                path.parent().unwrap_or(std::path::Path::new(".")).display()
+            )),
             Self::Io { path, source, .. }
                 if source.kind() == std::io::ErrorKind::NotFound && is_of_model(path) =>
             {

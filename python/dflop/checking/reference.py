@@ -9,6 +9,7 @@ there are such; those of videos need it. They give the model's arguments under t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -320,6 +321,26 @@ def _audioflamingo3(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return {"input_features": features, "input_features_mask": mask}
 
 
+def _voxtral(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    from transformers import VoxtralProcessor
+
+    extractor = _extractor(adapter)
+    # As it calls this itself, with windows of 30 s; those of a model for tests are shorter. A processor needs
+    # a tokenizer, which has no part in this.
+    processor: Any = SimpleNamespace(feature_extractor=extractor)
+    features = VoxtralProcessor._retrieve_input_features(
+        processor,
+        _sounds(media),
+        extractor.nb_max_frames,
+        sampling_rate=extractor.sampling_rate,
+        padding=True,
+        truncation=False,
+        pad_to_multiple_of=extractor.n_samples,
+        return_tensors="pt",
+    )
+    return {"input_features": features}
+
+
 _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "audioflamingo3": _audioflamingo3,
     "gemma3": _gemma3,
@@ -342,5 +363,6 @@ _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
     "smolvlm": _smolvlm,
+    "voxtral": _voxtral,
 }
 """How each family reads its media. A family that trains and stands not here cannot be checked."""

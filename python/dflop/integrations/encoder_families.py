@@ -19,6 +19,7 @@ from dflop.integrations.encoder_tiles import (
     SquaresTower,
     SquareTower,
     TileTower,
+    WindowTower,
     refuse_computed,
 )
 
@@ -247,6 +248,7 @@ TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "qwen2_audio": (SoundTower,),
     "audioflamingo3": (LongSoundTower,),
     "smolvlm": (ShuffledTower,),
+    "voxtral": (WindowTower,),
 }
 """The towers of a family."""
 

@@ -319,6 +319,13 @@ class LongSoundTower(SoundTower):
         return forward(windows[:, :bins], input_features_mask=(windows[:, bins] > 0.5).long(), **media.extra)
 
 
+class WindowTower(NormedTower):
+    """Voxtral: every window of sound is read whole, silence included."""
+
+    tower = "audio_tower"
+    methods = ("get_audio_features",)
+
+
 class ChunkTower(NormedTower):
     """Sounds of Qwen2.5-Omni: a unit is a chunk of two seconds, the last of a sound what is left of it.
 

@@ -78,7 +78,11 @@ def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None =
     maps = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and component_of(name) == "llm" and ".layers." in name
+        if isinstance(module, nn.Linear)
+        and component_of(name) == "llm"
+        and ".layers." in name
+        # A router that is a linear map is as little adapted as others.
+        and ".router." not in name
     }
     names = [name for name, _ in model.named_modules()]
     saved = {module for module in _PROJECTORS if any(_is_within(module, name) for name in names)} - {_MERGERS}

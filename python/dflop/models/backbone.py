@@ -19,7 +19,15 @@ import torch
 from torch import nn
 
 from dflop.models.delta_rule import layer_period, linear_layers
-from dflop.models.experts import WITH_EXPERTS, expert_rules, experts_field, has_experts, num_experts
+from dflop.models.experts import (
+    BESIDE_MLP,
+    WITH_EXPERTS,
+    expert_rules,
+    experts_field,
+    experts_path,
+    has_experts,
+    num_experts,
+)
 from dflop.models.layer_kinds import (
     FULL,
     WITH_HEADS_OF_KINDS,
@@ -97,7 +105,7 @@ def backbone_rules(text: Any) -> list[Rule]:
             layer_period(text) is not None,
             "a pattern that comes again and again, as in three linear layers and a full one",
         ),
-        *(expert_rules(text) if text.model_type in WITH_EXPERTS else ()),
+        *(expert_rules(text) if text.model_type in (*WITH_EXPERTS, *BESIDE_MLP) else ()),
     ]
 
 
@@ -123,7 +131,7 @@ def layer_plan(text: Any, kind: str | None = None) -> LayerPlan:
         heads = Uncut("linear_attn", field, text.linear_num_value_heads, what="linear attention")
         return LayerPlan(cuts=(heads,), entries=())
     if has_experts(text):
-        uncut = Uncut("mlp.experts", f"text_config.{experts_field(text)}", num_experts(text))
+        uncut = Uncut(experts_path(text), f"text_config.{experts_field(text)}", num_experts(text))
         return LayerPlan(cuts=(uncut,), entries=())
     heads = ("text_config.num_attention_heads", text.num_attention_heads)
     has_own = text.model_type in WITH_HEADS_OF_KINDS and kind == FULL and text.attention_k_eq_v

@@ -1,4 +1,4 @@
-"""Experts in place of the MLP of a backbone's layers: which layers have them, and what they must be."""
+"""Experts in place of the MLP of a backbone's layers, or beside it: which layers have them, and the rules."""
 
 from __future__ import annotations
 
@@ -10,13 +10,27 @@ WITH_DENSE_FIRST = ("glm4v_moe_text",)
 """`model_type` of the backbones whose first layers have an MLP, all others experts."""
 WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_5_moe_text", *WITH_DENSE_FIRST)
 """`model_type` of the backbones whose layers have experts in place of the MLP."""
+BESIDE_MLP = ("gemma4_text",)
+"""`model_type` of the backbones whose layers may have experts beside the MLP (`enable_moe_block`)."""
+
+
+def experts_path(text: Any) -> str:
+    """Where the experts are in a layer.
+
+    Args:
+        text: configuration of a backbone with experts.
+
+    Returns:
+        Path of the module.
+    """
+    return "experts" if text.model_type in BESIDE_MLP else "mlp.experts"
 
 
 def experts_field(text: Any) -> str:
     """Name of the field that says how many experts a layer has.
 
     Args:
-        text: configuration of a backbone of `WITH_EXPERTS`.
+        text: configuration of a backbone that may have experts.
 
     Returns:
         The field of `text_config`.
@@ -28,7 +42,7 @@ def num_experts(text: Any) -> int:
     """Experts of a layer that has them.
 
     Args:
-        text: configuration of a backbone of `WITH_EXPERTS`.
+        text: configuration of a backbone that may have experts.
 
     Returns:
         The number, without those that all tokens read.
@@ -40,11 +54,13 @@ def expert_rules(text: Any) -> list[Rule]:
     """What the configuration of a backbone with experts must be.
 
     Args:
-        text: configuration of a backbone of `WITH_EXPERTS`.
+        text: configuration of a backbone that may have experts.
 
     Returns:
         Rules for `check_rules`.
     """
+    if text.model_type in BESIDE_MLP:
+        return _rules_beside_mlp(text) if text.enable_moe_block else []
     have, count = layers_with_experts(text), num_experts(text)
     # The planner takes the first layers for ones like the others, which need more memory.
     are_alike = len(set(have)) == 1 or text.model_type in WITH_DENSE_FIRST
@@ -77,6 +93,21 @@ def expert_rules(text: Any) -> list[Rule]:
     ]
 
 
+def _rules_beside_mlp(text: Any) -> list[Rule]:
+    count, chosen, width = text.num_experts, text.top_k_experts, text.moe_intermediate_size
+    are_there = isinstance(count, int) and count > 0
+    return [
+        Rule("text_config.num_experts", count, are_there, "above 0, as `enable_moe_block` is true"),
+        Rule(
+            "text_config.top_k_experts",
+            chosen,
+            not are_there or (isinstance(chosen, int) and 1 <= chosen <= count),
+            f"from 1 to `num_experts`, {count}",
+        ),
+        Rule("text_config.moe_intermediate_size", width, isinstance(width, int) and width > 0, "above 0"),
+    ]
+
+
 def _group_rules(text: Any) -> list[Rule]:
     """Experts in groups: a token reads those of a few alone, chosen by the sum of a group's two best."""
     groups, chosen, count = text.n_group, text.topk_group, num_experts(text)
@@ -99,7 +130,7 @@ def _group_rules(text: Any) -> list[Rule]:
 
 
 def has_experts(text: Any) -> bool:
-    """Whether layers of the backbone have experts in place of the MLP.
+    """Whether layers of the backbone have experts, in place of the MLP or beside it.
 
     Args:
         text: configuration of the backbone.
@@ -107,18 +138,20 @@ def has_experts(text: Any) -> bool:
     Returns:
         True if some have; the family's rules see to it that then all have, or all behind the first ones.
     """
-    return text.model_type in WITH_EXPERTS and any(layers_with_experts(text))
+    return text.model_type in (*WITH_EXPERTS, *BESIDE_MLP) and any(layers_with_experts(text))
 
 
 def layers_with_experts(text: Any) -> list[bool]:
     """Of each layer, whether it has experts: as transformers decides it.
 
     Args:
-        text: configuration of a backbone of `WITH_EXPERTS`.
+        text: configuration of a backbone that may have experts.
 
     Returns:
         One answer a layer, in order.
     """
+    if text.model_type in BESIDE_MLP:
+        return [bool(text.enable_moe_block)] * text.num_hidden_layers
     if text.model_type in WITH_DENSE_FIRST:
         first = text.first_k_dense_replace
         return [layer >= first for layer in range(text.num_hidden_layers)]

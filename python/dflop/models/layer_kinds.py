@@ -133,7 +133,7 @@ def _rules_of_gemma3(text: Any) -> list[Rule]:
 
 
 def _rules_of_gemma4(text: Any) -> list[Rule]:
-    """What tells the dense model, which is trained, from the small ones and the one with experts."""
+    """What tells the models that are trained from the small ones."""
     both, width = text.use_bidirectional_attention, text.hidden_size_per_layer_input
     shared, cap = text.num_kv_shared_layers, text.final_logit_softcapping
     return [
@@ -154,12 +154,6 @@ def _rules_of_gemma4(text: Any) -> list[Rule]:
             shared,
             shared == 0,
             "0: models whose layers read keys and values of others (E2B, E4B) are not trained",
-        ),
-        Rule(
-            "text_config.enable_moe_block",
-            text.enable_moe_block,
-            not text.enable_moe_block,
-            "false: the model with experts (26B-A4B) is not trained",
         ),
         Rule("text_config.final_logit_softcapping", cap, cap is None or cap > 0, "null, or above 0"),
     ]

@@ -1,10 +1,11 @@
-//! Gemma 4, the dense model (31B): patches of the picture's own shape with positions for either axis, the mean of each square a
+//! Gemma 4, the dense model (31B) and the one with experts beside the MLP (26B-A4B): patches of the picture's own shape with positions for either axis, the mean of each square a
 //! feature; a backbone whose layers that see all tokens have other heads than those that see a window, and no values of their
 //! own.
 
 use super::{TIED, llm, section};
 use crate::architecture::{
-    Architecture, Encoder, FullHeads, Llm, MlpKind, NormKind, Patches, Projector, SlidingAttention,
+    Architecture, Encoder, Experts, FullHeads, Llm, MlpKind, NormKind, Patches, Projector, Router,
+    SlidingAttention,
 };
 use crate::defaults::{GEMMA4_TEXT, GEMMA4_VISION};
 use crate::error::AnalyticError;
@@ -97,9 +98,6 @@ fn backbone(config: &Value) -> Result<Llm, AnalyticError> {
         let rule = "must be 0: keys and values of another layer are not modelled";
         return Err(text.error("num_kv_shared_layers", rule));
     }
-    if text.flag("enable_moe_block", false)? {
-        return Err(text.error("enable_moe_block", "must be false: experts of this family are not modelled"));
-    }
     let cap = text.get("final_logit_softcapping");
     if cap.is_some_and(|cap| !cap.as_f64().is_some_and(|cap| cap > 0.0)) {
         return Err(text.error("final_logit_softcapping", "must be a number above 0, or null"));
@@ -114,6 +112,7 @@ fn backbone(config: &Value) -> Result<Llm, AnalyticError> {
     };
     Ok(Llm {
         is_tied: whole.flag(TIED, true)?,
+        experts: experts(&text)?,
         has_mlp_bias: false,
         has_head_norm: true,
         norm: NormKind::RmsWide,
@@ -126,6 +125,26 @@ fn backbone(config: &Value) -> Result<Llm, AnalyticError> {
         sliding,
         ..plain
     })
+}
+
+/// Those of all layers, where `enable_moe_block` says so.
+fn experts(text: &Section) -> Result<Option<Experts>, AnalyticError> {
+    if !text.flag("enable_moe_block", false)? {
+        return Ok(None);
+    }
+    let (count, per_token) = (text.count("num_experts")?, text.count("top_k_experts")?);
+    if per_token > count {
+        return Err(text.error("top_k_experts", &format!("must be at most the {count} experts")));
+    }
+    Ok(Some(Experts {
+        count,
+        per_token,
+        width: text.count("moe_intermediate_size")?,
+        shared_width: 0,
+        has_shared_gate: false,
+        router: Router::Scaled,
+        num_dense_layers: 0,
+    }))
 }
 
 /// The kind of each layer: as `layer_types` says; if that is absent, every sixth and the last sees all tokens.

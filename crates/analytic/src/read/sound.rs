@@ -1,9 +1,9 @@
-//! Qwen2-Audio and Audio Flamingo 3: Whisper's encoder over windows of 30 s, a mean of every two positions, a norm,
-//! and one product or two.
+//! Qwen2-Audio, Audio Flamingo 3 and Voxtral: Whisper's encoder over windows of 30 s. The first two take a mean of every two
+//! positions, a norm, and one product or two; Voxtral a norm, four positions side by side, and two products.
 
 use super::{kept_activations, section, text};
 use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
-use crate::defaults::{AUDIOFLAMINGO3, QWEN2_AUDIO};
+use crate::defaults::{AUDIOFLAMINGO3, QWEN2_AUDIO, VOXTRAL_TEXT};
 use crate::error::AnalyticError;
 use crate::fields::Section;
 use serde_json::Value;
@@ -19,7 +19,8 @@ pub(super) fn qwen2_audio(config: &Value) -> Result<Architecture, AnalyticError>
     let audio = section(config, "audio_config", QWEN2_AUDIO)?;
     audio.must_be("model_type", &["qwen2_audio_encoder"])?;
     let projector = Projector { inner_width: None, has_bias: true, ..POOLING };
-    whole(config, "qwen2_audio", &audio, (WHISPER, USUAL), projector)
+    let llm = text(config, "text_config", "qwen2")?;
+    whole("qwen2_audio", &audio, (WHISPER, USUAL), projector, llm)
 }
 
 /// Audio Flamingo 3: two products.
@@ -27,9 +28,45 @@ pub(super) fn audioflamingo3(config: &Value) -> Result<Architecture, AnalyticErr
     let audio = section(config, "audio_config", AUDIOFLAMINGO3)?;
     audio.must_be("model_type", &["audioflamingo3_encoder"])?;
     let top = Section { path: "", object: config, defaults: &[] };
-    let inner_width = Some(text(config, "text_config", "qwen2")?.width);
-    let projector = Projector { inner_width, has_bias: top.flag("projector_bias", true)?, ..POOLING };
-    whole(config, "audioflamingo3", &audio, (USUAL, WHISPER), projector)
+    let llm = text(config, "text_config", "qwen2")?;
+    let has_bias = top.flag("projector_bias", true)?;
+    let projector = Projector { inner_width: Some(llm.width), has_bias, ..POOLING };
+    whole("audioflamingo3", &audio, (USUAL, WHISPER), projector, llm)
+}
+
+/// Voxtral: as many positions side by side as the MLP is wider than the encoder, two products without biases.
+pub(super) fn voxtral(config: &Value) -> Result<Architecture, AnalyticError> {
+    // Its encoder's class has the defaults of Audio Flamingo 3's.
+    let audio = section(config, "audio_config", AUDIOFLAMINGO3)?;
+    audio.must_be("model_type", &["voxtral_encoder"])?;
+    let (width, mlp_width) = (audio.count(size_name(&audio, 0))?, audio.count(size_name(&audio, 3))?);
+    if !mlp_width.is_multiple_of(width) {
+        return Err(audio.error(size_name(&audio, 3), &format!("must be a multiple of the width, {width}")));
+    }
+    let merged_tokens = mlp_width / width;
+    let positions = audio.count("max_source_positions")?;
+    if !positions.is_multiple_of(merged_tokens) {
+        return Err(audio.error("max_source_positions", &format!("must be a multiple of {merged_tokens}")));
+    }
+    // Sizes of the backbone that a file leaves out are those of the Mini, whatever its class.
+    let mut filled = config.clone();
+    if let Some(filled) = filled.as_object_mut() {
+        let text = filled.entry("text_config").or_insert_with(|| Value::Object(serde_json::Map::new()));
+        if let Some(text) = text.as_object_mut() {
+            for (field, size) in VOXTRAL_TEXT {
+                text.entry(*field).or_insert_with(|| Value::from(*size));
+            }
+        }
+    }
+    let llm = text(&filled, "text_config", "llama")?;
+    let inner_width = Some(llm.width);
+    let projector = Projector { merged_tokens, pooled_tokens: 1, inner_width, has_bias: false, ..POOLING };
+    whole("voxtral", &audio, (USUAL, WHISPER), projector, llm)
+}
+
+/// The name under which a file has a size: the second of `USUAL` and `WHISPER`, which goes before, where it is there.
+fn size_name(audio: &Section, index: usize) -> &'static str {
+    if audio.get(WHISPER[index]).is_some() { WHISPER[index] } else { USUAL[index] }
 }
 
 /// A mean of every two positions, then a norm.
@@ -50,11 +87,11 @@ const POOLING: Projector = Projector {
 /// A model with this encoder. A size has the first of its names, or the second, which goes before it, as transformers
 /// reads files.
 fn whole(
-    config: &Value,
     family: &str,
     audio: &Section,
     names: (Names, Names),
     projector: Projector,
+    llm: Llm,
 ) -> Result<Architecture, AnalyticError> {
     let name = |index: usize| {
         let other = names.1[index];
@@ -93,6 +130,6 @@ fn whole(
         num_unread_parameters: 0,
     };
     // Whatever the configuration says, Hugging Face's classes tie nothing.
-    let llm = Llm { is_tied: false, ..text(config, "text_config", "qwen2")? };
+    let llm = Llm { is_tied: false, ..llm };
     Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }

@@ -28,6 +28,7 @@ mod qwen3_vl;
 mod qwen_vl;
 mod smolvlm_video;
 mod video_settings;
+mod voxtral;
 mod whisper;
 
 pub use audioflamingo3::AudioFlamingo3;
@@ -46,6 +47,7 @@ pub use qwen2_5_omni::Qwen25Omni;
 pub use qwen2_audio::Qwen2Audio;
 pub use qwen2_vl::Qwen2Vl;
 pub use qwen3_vl::Qwen3Vl;
+pub use voxtral::Voxtral;
 
 use crate::error::DataError;
 use crate::media::MediaKind;
@@ -171,7 +173,8 @@ pub trait Family: Send + Sync + fmt::Debug {
     /// How media of this kind are written; `None` where the family does not read them.
     fn marks(&self, kind: MediaKind) -> Option<Marks>;
 
-    /// Texts among its pieces that its tokenizer has as one token each, besides `marks`.
+    /// Texts among its pieces, and in a chat template that dflop has for it, that its tokenizer has as one token each,
+    /// besides `marks`.
     fn special_texts(&self) -> Vec<String> {
         Vec::new()
     }
@@ -217,7 +220,7 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 21] = [
+const FAMILIES: [(&str, Maker); 22] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("gemma4", |files| Gemma4::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
@@ -246,6 +249,7 @@ const FAMILIES: [(&str, Maker); 21] = [
     ("audioflamingo3", |files| AudioFlamingo3::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_5_omni", |files| Qwen25Omni::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_audio", |files| Qwen2Audio::from_files(files).map(|f| Box::new(f) as _)),
+    ("voxtral", |files| Voxtral::from_files(files).map(|f| Box::new(f) as _)),
 ];
 
 /// The `model_type`s with a rule.

@@ -76,8 +76,12 @@ impl ModelFiles {
     /// The files of `model_dir`.
     ///
     /// # Errors
-    /// [`DataError::Io`] for the first that cannot be read.
+    /// [`DataError::Io`] for the first that cannot be read, [`DataError::Tekken`].
     pub(crate) fn read(model_dir: &Path) -> Result<Self, DataError> {
+        let tekken = model_dir.join("tekken.json");
+        if tekken.is_file() && !model_dir.join("tokenizer.json").exists() {
+            return Err(DataError::Tekken { path: tekken });
+        }
         // Of several names for the same thing the first that is there.
         let needed = |names: &[&str]| ModelFile::read(first_of(model_dir, names));
         let optional = |names: &[&str]| {
@@ -158,10 +162,11 @@ impl ModelFiles {
     }
 
     /// The chat template and the file it is from: the user's own, else `processor_config.json`,
-    /// `chat_template.json`, `chat_template.jinja`, `tokenizer_config.json`, the first that has one.
+    /// `chat_template.json`, `chat_template.jinja`, `tokenizer_config.json`, the first that has one. Where none has, Voxtral's is
+    /// that of its processor, which has no Jinja.
     ///
     /// # Errors
-    /// [`DataError::Model`] where no file has one, or it is of no form we read.
+    /// [`DataError::NoTemplate`] where no file has one, [`DataError::Model`] where it is of no form we read.
     pub(crate) fn template(&self) -> Result<(PathBuf, String), DataError> {
         if let Some(file) = &self.own_template {
             return Ok((file.path.clone(), file.text()?));
@@ -175,6 +180,9 @@ impl ModelFiles {
             if let Some(found) = found.map_err(|cause| file.unsound(cause))? {
                 return Ok((file.path.clone(), found));
             }
+        }
+        if self.config.json()?["model_type"] == "voxtral" {
+            return Ok((self.config.path.clone(), VOXTRAL.to_owned()));
         }
         Err(DataError::NoTemplate {
             model_dir: self.config.path.parent().unwrap_or(Path::new("")).to_owned(),
@@ -291,6 +299,22 @@ const SMOLVLM_WITH_VIDEOS: &str = concat!(
     "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}",
     "{% elif part['type'] == 'image' %}{{ '<image>' }}{% elif part['type'] == 'video' %}{{ '<video>' }}{% endif %}",
     "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
+);
+
+/// Writes what mistral-common writes for Voxtral (its tokenizers v7 and v11): `VoxtralProcessor` asks it, and the model's files
+/// have no template. As there, texts that stand side by side are paragraphs, an answer loses spaces at its end, and sounds
+/// beside a system turn are refused.
+const VOXTRAL: &str = concat!(
+    "<s>{% for message in messages %}",
+    "{% if message['role'] == 'user' %}[INST]",
+    "{% for part in message['content'] %}",
+    "{% if part['type'] == 'text' %}{% if loop.previtem and loop.previtem['type'] == 'text' %}{{ '\n\n' }}{% endif %}",
+    "{{ part['text'] }}",
+    "{% elif messages[0]['role'] == 'system' %}",
+    "{{ raise_exception('a sound beside a system turn, which Voxtral does not take') }}",
+    "{% else %}[AUDIO]{% endif %}{% endfor %}[/INST]",
+    "{% elif message['role'] == 'system' %}[SYSTEM_PROMPT]{{ message['content'] }}[/SYSTEM_PROMPT]",
+    "{% else %}{% generation %}{{ message['content'].rstrip(' ') }}</s>{% endgeneration %}{% endif %}{% endfor %}",
 );
 
 /// The template in a `chat_template` field: a text, or of several the one named `default`.

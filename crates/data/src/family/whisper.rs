@@ -70,7 +70,7 @@ impl Extractor {
     }
 
     /// Samples of a whole window.
-    fn samples_each(&self) -> u64 {
+    pub(super) const fn samples_each(&self) -> u64 {
         self.seconds * self.sample_rate
     }
 
@@ -85,6 +85,18 @@ impl Extractor {
         } else {
             (at_source * (self.sample_rate as f64 / f64::from(sound.sample_rate))).ceil() as u64
         })
+    }
+
+    /// `Ok` if a window is a whole number of mel frames: else frames of a long sound would not be those of its windows.
+    ///
+    /// # Errors
+    /// [`DataError::Config`].
+    pub(super) fn whole_frames(&self, files: &FamilyFiles) -> Result<(), DataError> {
+        let samples = self.samples_each();
+        if samples.is_multiple_of(self.hop) {
+            return Ok(());
+        }
+        Err(Self::fields(files).error("hop_length", format!("must divide a window of {samples} samples")))
     }
 
     /// Mel frames of so many samples, of the first window where they are more.

@@ -41,6 +41,11 @@ const END: char = '\u{fdd1}';
 /// A text that a template writes as it is, or does not understand: a list that is printed escapes its line break.
 const PROBE: &str = "a 'probe' of\n\"two\" lines";
 
+/// The types that templates know a part with a medium by, by [`MediaKind::index`]: the kind's own name, which the processors of
+/// transformers take, then those that others write.
+const PART_TYPES: [&[&str]; 3] =
+    [&["image", "image_url"], &["video", "video_url"], &["audio", "input_audio", "audio_url"]];
+
 /// Where a template runs.
 #[derive(Debug)]
 enum Renderer {
@@ -66,8 +71,9 @@ struct Forms {
     user_is_list: bool,
     assistant_is_list: bool,
     system_is_list: bool,
-    /// By [`MediaKind::index`]: the template writes the kind's placeholder for a part of a list.
-    writes: [bool; 3],
+    /// By [`MediaKind::index`]: the type of a part of a list for which the template writes the kind's placeholder, the first of
+    /// [`PART_TYPES`].
+    part_types: [Option<&'static str>; 3],
 }
 
 /// Where the marks of an answer stand.
@@ -145,7 +151,7 @@ impl ChatTemplate {
             if self.placeholders[kind].is_none() {
                 return Err(format!("the model's family reads no {}", MediaKind::ALL[kind].as_str()));
             }
-            if self.forms.user_is_list && !self.forms.writes[kind] {
+            if self.forms.user_is_list && self.forms.part_types[kind].is_none() {
                 let name = MediaKind::ALL[kind].as_str();
                 return Err(format!("the chat template writes nothing for a part of type `{name}`"));
             }
@@ -251,7 +257,10 @@ impl ChatTemplate {
         }
         let parts = turn.parts.iter().map(|part| match part {
             TurnPart::Text(text) => ContentPart::text(text),
-            TurnPart::Media(index) => ContentPart::medium(conversation.media[*index].kind.as_str()),
+            TurnPart::Media(index) => {
+                let kind = conversation.media[*index].kind;
+                ContentPart::medium(self.forms.part_types[kind.index()].unwrap_or(kind.as_str()))
+            }
         });
         message(turn.role, Content::List(parts.collect()))
     }
@@ -277,10 +286,11 @@ impl ChatTemplate {
                 }
                 Err(Refusal::Ended(cause)) => return Err(cause),
             }
-            let writes =
-                [0, 1, 2].map(|kind| user_is_list && self.writes_medium(kind, content(assistant_is_list)));
+            let answer = content(assistant_is_list);
+            let part_types =
+                [0, 1, 2].map(|kind| user_is_list.then(|| self.part_type(kind, &answer)).flatten());
             let reads_media = self.placeholders.iter().any(Option::is_some);
-            if user_is_list && reads_media && writes == [false; 3] {
+            if user_is_list && reads_media && part_types == [None; 3] {
                 "it writes no medium of a list".clone_into(&mut refusal);
                 continue;
             }
@@ -290,7 +300,7 @@ impl ChatTemplate {
             };
             // Where neither is written the template says why when a record has such a turn.
             let system_is_list = user_is_list && (with_system(true) || !with_system(false));
-            return Ok(Forms { user_is_list, assistant_is_list, system_is_list, writes });
+            return Ok(Forms { user_is_list, assistant_is_list, system_is_list, part_types });
         }
         Err(format!(
             "the chat template does not write a question and an answer, neither as text nor as a list of parts: \
@@ -298,12 +308,16 @@ impl ChatTemplate {
         ))
     }
 
-    fn writes_medium(&self, kind: usize, answer: Content) -> bool {
-        let Some(placeholder) = &self.placeholders[kind] else { return false };
-        let parts = vec![ContentPart::medium(MediaKind::ALL[kind].as_str()), ContentPart::text(PROBE)];
-        let messages = [message(Role::User, Content::List(parts)), message(Role::Assistant, answer)];
-        self.expand(&messages, false)
-            .is_ok_and(|text| text.matches(placeholder).count() == 1 && text.matches(PROBE).count() == 2)
+    /// The type of a part with a medium of this kind, the first that the template writes as one placeholder.
+    fn part_type(&self, kind: usize, answer: &Content) -> Option<&'static str> {
+        let placeholder = self.placeholders[kind].as_ref()?;
+        PART_TYPES[kind].iter().copied().find(|part_type| {
+            let parts = vec![ContentPart::medium(part_type), ContentPart::text(PROBE)];
+            let messages =
+                [message(Role::User, Content::List(parts)), message(Role::Assistant, answer.clone())];
+            self.expand(&messages, false)
+                .is_ok_and(|text| text.matches(placeholder).count() == 1 && text.matches(PROBE).count() == 2)
+        })
     }
 }
 

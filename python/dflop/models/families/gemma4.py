@@ -1,4 +1,4 @@
-"""Gemma 4, the dense model (31B): pictures scaled to a budget of patches, videos frame by frame.
+"""Gemma 4 (31B, 26B-A4B): pictures scaled to a budget of patches, videos frame by frame.
 
     patches_NC --linear, positions of both axes--> hidden_NV --layers--> hidden_NV
                --means of squares, scale--> hidden_EV --norm, product--> features_ED
@@ -200,6 +200,14 @@ class Gemma4(FamilyAdapter):
                 "vision_config.use_clipped_linears", clips, not clips, "false: clipped maps are not trained"
             ),
         ]
+
+    def fill(self, parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
+        """See `FamilyAdapter.fill`: the scales of a router begin at 1."""
+        if name.endswith((".router.scale", ".router.per_expert_scale")):
+            with torch.no_grad():
+                parameter.fill_(1.0)
+            return
+        super().fill(parameter, name, seed, std)
 
     @property
     def num_run_layers(self) -> int:

@@ -47,6 +47,7 @@ def add_adapters(module: nn.Module, rank: int) -> None:
     """
     module.requires_grad_(False)
     for path, child in list(module.named_modules()):
-        if type(child) is nn.Linear:
-            owner, _, name = path.rpartition(".")
+        owner, _, name = path.rpartition(".")
+        # A router that is a linear map has none, as in training.
+        if type(child) is nn.Linear and owner.rpartition(".")[2] != "router":
             setattr(module.get_submodule(owner), name, LoraLinear(child, rank))

@@ -31,11 +31,15 @@ def _set_layers(audio: Any, count: int) -> None:
     audio.encoder_layers = audio.num_hidden_layers = count
 
 
-def pieces_of(family: Qwen2Audio) -> list[Piece]:
+def pieces_of(
+    family: Qwen2Audio, pooling: tuple[str, ...] = ("avg_pooler",), is_masked: bool = True
+) -> list[Piece]:
     """The pieces of a model of the kind.
 
     Args:
         family: its adapter of training, which has checked the configuration.
+        pooling: modules of the tower between its layers and its norm.
+        is_masked: whether its layers take a mask.
 
     Returns:
         Six pieces.
@@ -57,11 +61,14 @@ def pieces_of(family: Qwen2Audio) -> list[Piece]:
         layers=lambda whole: whole.model.audio_tower.layers,
         projector=lambda whole: Modules(
             whole,
-            ("audio_tower.avg_pooler", "audio_tower.layer_norm", "multi_modal_projector"),
+            (
+                *(f"audio_tower.{name}" for name in (*pooling, "layer_norm")),
+                "multi_modal_projector",
+            ),
             project_by(family),
         ),
         # The mask of a window without silence. It must exist, since another kernel runs without a mask.
-        arguments=(torch.ones(1, 1, window, window, dtype=torch.bool),),
+        arguments=(torch.ones(1, 1, window, window, dtype=torch.bool) if is_masked else None,),
     )
     return [*tile_pieces(source, encoder), *backbone_pieces(source)]
 
