@@ -382,7 +382,7 @@ TINY = {
     },
 }
 """`config.json` by family, and by what else differs."""
-CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3, "gemma4-experts": 4}
+CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3, "gemma4-experts": 6}
 """How much larger rounding is where weights differ by it already: linear attention takes the exponent of sums of
 decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone.
 Gemma 4's encoder does not scale scores down by the width of heads, and each picture has 280 patches."""

@@ -248,7 +248,6 @@ fn every_model_is_estimated_with_adapters() {
                 3 * (llm.width + experts.shared_width) + gate
             }
             Some(experts) if experts.router != Router::Scaled => 0,
-            // Of all, or beside experts.
             _ => num_inputs * llm.width + 3 * llm.mlp_width,
         };
         let (base, layer) = (&profile.modules["llm_layer"], of_rank(16).next().unwrap());
