@@ -35,7 +35,7 @@ def meets_of(accelerator: Accelerator) -> str:
     kind = accelerator.distributed_type
     if kind == DistributedType.DEEPSPEED:
         plugin: Any = accelerator.state.deepspeed_plugin
-        # Not `zero_stage`: that is an environment variable's or a default, whatever the file of DeepSpeed says.
+        # Not `zero_stage`: that is a default, whatever the file of DeepSpeed says.
         return "phase" if plugin.hf_ds_config.is_zero3() else "step"
     if kind == DistributedType.FSDP:
         strategy: Any = getattr(accelerator.state.fsdp_plugin, "sharding_strategy", None)
@@ -85,4 +85,4 @@ def balanced(
     accumulation = accelerator.gradient_accumulation_steps
     options = {"meets": meets_of(accelerator), **options}
     loader = balanced_loader(dataset, costs, batch_size, accumulation=accumulation, **options)
-    return accelerator.prepare(keep_batches(accelerator, loader))
+    return accelerator.prepare_data_loader(keep_batches(accelerator, loader))

@@ -94,7 +94,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         kept = {name: getattr(given, name) for name in names if hasattr(given, name)}
         kept = watched(kept, options.get("is_padded"), args.process_index)
         loader: DataLoader[Any] = DataLoader(given.dataset, batch_sampler=sampler, **kept)
-        return trainer.accelerator.prepare(keep_batches(trainer.accelerator, loader))
+        return trainer.accelerator.prepare_data_loader(keep_batches(trainer.accelerator, loader))
 
     trainer.get_train_dataloader = get_train_dataloader
     trainer.remove_callback(BalancedSteps)
