@@ -4,6 +4,7 @@
 
 mod adapters;
 mod fixture;
+mod gathered;
 mod heap;
 mod memory;
 mod network;
