@@ -10,7 +10,7 @@ import pytest
 import tiny_text
 import torch
 from ranks import free_port, results, run_ranks
-from test_trainers import BATCH_SIZE, NUM_RANKS, as_launched, check
+from test_trainers import BATCH_SIZE, NUM_RANKS, as_launched, check, trainer_arguments
 from torch import distributed
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: `make test-deepspeed`")
@@ -83,6 +83,29 @@ def test_a_loop_with_deepspeeds_engine(stage, samples, tmp_path, quiet):
             return losses, tiny_text.difference(whole, expected[1])
 
     check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")), expected)
+
+
+def test_a_trainer_that_counts_one_rank_is_refused(samples, tmp_path, quiet, monkeypatch):
+    """As transformers does under DeepSpeed on CPUs: each rank would train the samples of all."""
+    from transformers import Trainer
+
+    from dflop.integrations.transformers import balance
+
+    port = free_port()
+    settings = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": BATCH_SIZE}
+
+    def run(rank):
+        as_launched(rank, port)
+        monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+        arguments = trainer_arguments(
+            tmp_path / f"out{rank}", deepspeed=settings, use_cpu=False, ddp_backend=None
+        )
+        trainer = Trainer(tiny_text.make_model(), arguments, tiny_text.collate, samples)
+        with pytest.raises(ValueError, match="`world_size` of the trainer is 1, and 2 ranks run"):
+            balance(trainer, samples.costs)
+        return True
+
+    assert results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")) == [True] * NUM_RANKS
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from torch import distributed
 from torch.utils.data import DataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
@@ -129,6 +130,11 @@ def _check(trainer: Any) -> None:
         wrong = (
             "`average_tokens_across_devices` is false, and ranks have unequal numbers of label tokens: "
             "set it to true"
+        )
+    elif distributed.is_initialized() and (num_ranks := distributed.get_world_size()) != args.world_size:
+        wrong = (
+            f"`world_size` of the trainer is {args.world_size}, and {num_ranks} ranks run: each would train "
+            "the samples of all (under DeepSpeed, transformers counts one rank on CPUs)"
         )
     elif args.n_gpu > 1:
         wrong = (
