@@ -79,7 +79,7 @@ fn rivals_may_cut_layers_too() {
         let only = only.parse().expect("these are parts of a plan");
         let input = input(&shapes, model_profile, 4);
         // Too little for whole layers.
-        let cluster = fixture::cluster(4, Some(300 << 20));
+        let cluster = fixture::cluster(4, Some(250 << 20));
         search(&SearchInput { only, cluster, compares: true, effort: SearchEffort::Quick, ..input })
             .unwrap()
             .rivals
@@ -139,7 +139,7 @@ fn rivals_interleave_too() {
     model_profile.modules.get_mut("llm_layer").expect("it is there").count = 8;
     let text = fixture::shapes(64, 3).into_iter().find(|shape| shape.num_parts() == 0).unwrap();
     let shapes = vec![text; 64];
-    let cluster = fixture::cluster(4, Some(220 << 20));
+    let cluster = fixture::cluster(4, Some(250 << 20));
     let asked = SearchInput { cluster, compares: true, ..input(&shapes, &model_profile, 4) };
     let outcome = search(&asked).unwrap();
     let of = |name: &str| outcome.rivals.iter().find(|rival| rival.name == name).unwrap();
