@@ -67,7 +67,7 @@ impl CostModel {
     /// over n replicas. Ranks update their part of the parameters, which exists beside the gathered ones. In bfloat16 that
     /// part is float32: the master of what trains, which is among the states, and of what is frozen 4 bytes a
     /// parameter. Gradients are cut once a step under zero 2 as under zero 1, when all microbatches have
-    /// added theirs. Under zero 3 it is [`Gathered::layers`] that is counted here.
+    /// added theirs. Under zero 3, what is whole while layers run is counted here; embedding and head add to it where they run.
     pub fn sharded_memory(&self, role: RankRole, sharding: Sharding) -> RankMemory {
         let whole = self.fixed_memory(role, sharding.degree);
         if sharding.zero == Zero::Nothing || sharding.degree < 2 {
