@@ -95,7 +95,7 @@ def measured(
 
 
 def write_run(folder: Path, steps: int) -> None:
-    """Writes a run of so many steps into `folder`/run, with the scheduler and the journal of training.
+    """Writes a run of `steps` steps into `folder`/run, with the scheduler and the journal of training.
 
     Args:
         folder: With configuration, profiles and plan.

@@ -374,8 +374,8 @@ pub(crate) struct Report {
     pub(crate) out: Option<PathBuf>,
     /// Also write a trace for ui.perfetto.dev
     ///
-    /// It has the measured and the predicted spans of all steps; of a long run on many ranks those of the slowest steps and the last
-    /// ones, some 60 MB, and a line says so.
+    /// The trace has the measured and the predicted spans of all steps. For a long run on many ranks it has the slowest and the last
+    /// steps alone, some 60 MB, and a note says so.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// With --trace: only these steps, as in 400..420

@@ -425,7 +425,7 @@ fn a_model_of_the_catalogue_has_files() {
     assert!(said.contains("error: `demo/../qwen` has no chat template"), "{said}");
 }
 
-/// The steps that are asked for, and no others; a range without steps names those that there are.
+/// A trace has the steps that are asked for, and no others. Where no step lies in the range, the error names the first and the last.
 #[test]
 fn a_trace_has_the_steps_that_are_asked_for() {
     let session = with_run(1.0);

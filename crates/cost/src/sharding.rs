@@ -126,8 +126,8 @@ impl CostModel {
     /// from computing.
     ///
     /// Where parameters are cut, each unit is gathered before it runs: a layer, the embedding, the head. All else is gathered
-    /// before the first unit of a forward and of a backward. Gradients are reduced to their owners behind the backward of a
-    /// unit, and behind the last those of the others. On a GPU the next unit is gathered while one runs:
+    /// before the first unit of a forward and of a backward. Gradients are reduced to their owners behind the backward of each
+    /// unit; those of all else behind the last unit. On a GPU the next unit is gathered while one runs:
     ///
     /// ```text
     /// pass = g_1 + sum over k of max(t_k, g_(k+1) + r_(k-1)) + r_n

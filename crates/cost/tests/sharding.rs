@@ -126,7 +126,7 @@ fn what_a_replica_holds_by_what_is_cut() {
     assert_eq!(held(Zero::States), [p + p / 2, p, p]);
     assert_eq!(held(Zero::Gradients), [p + p / 2, p, p]);
     assert_eq!(held(Zero::Parameters), [p / 2, p / 2, p]);
-    // Two layers, the gradient of one, and that of the head on its way.
+    // The parameters of two layers, the gradient of one, and the head's gradient while it is summed.
     let zero_3 = over(Zero::Parameters, 2);
     let gathered = model.sharded_memory(RankRole::Stage(WHOLE), zero_3).gathered_bytes;
     assert_eq!(gathered, 4 * (2 * 5_000 + 5_000 + 6_000));

@@ -34,8 +34,7 @@ class Units:
 
     def in_order(self) -> list[nn.Module]:
         """All of them."""
-        ends = [[end] if end is not None else [] for end in (self.first, self.last)]
-        return [*ends[0], *self.layers, *ends[1]]
+        return [unit for unit in (self.first, *self.layers, self.last) if unit is not None]
 
 
 class _Zeros(torch.autograd.Function):
@@ -61,10 +60,10 @@ def _trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def _outside(piece: nn.Module, layers: Sequence[nn.Module]) -> tuple[list[str], list[str]]:
-    """Names of the parameters in none of `layers`: those that make what enters the layers, and others.
+    """Names of the parameters in none of `layers` (or units): those that make what enters them, and others.
 
-    The first are in modules registered before the layers, as embeddings are. A parameter of a module around
-    the layers (the newline between rows of features) is one of the others.
+    The first are in modules registered before the layers, as patch embeddings are. A parameter of a module
+    around the layers (the newline between rows of features) is one of the others.
     """
     inside = {id(p) for layer in layers for p in layer.parameters()}
     around = {id(p) for module in _around(piece, layers) for p in module.parameters(recurse=False)}
@@ -118,10 +117,7 @@ class NothingPass:
         self._piece = piece
         self._takes_hidden = takes_hidden
         self._units = units
-        apart = {id(p) for end in (units.first, units.last) if end is not None for p in end.parameters()}
-        of_ends = {name for name, p in piece.named_parameters() if id(p) in apart}
-        before, after = _outside(piece, units.layers)
-        self._before, self._after = ([n for n in names if n not in of_ends] for names in (before, after))
+        self._before, self._after = _outside(piece, units.in_order())
         self._is_filling = False
 
     def forward(self) -> torch.Tensor:

@@ -61,7 +61,7 @@ impl CostModel {
     ///             parameters    gradients    optimizer states    gathered
     /// zero 0      P             G            S
     /// zero 1, 2   P + P / n     G            S / n
-    /// zero 3      P / n         G / n        S / n               two layers and what is no unit: parameters and gradients
+    /// zero 3      P / n         G / n        S / n               two layers, and what is no unit
     /// ```
     ///
     /// over n replicas. Ranks update their part of the parameters, which exists beside the gathered ones. In bfloat16 that

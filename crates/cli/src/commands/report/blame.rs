@@ -30,9 +30,9 @@ pub(super) struct Usual {
 /// What a step has more than the usual one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Cause {
-    /// Half of all actions took this many times their prediction, and in the usual step `usual` times.
+    /// The median of all actions, over their predictions; `usual` is the same of the usual step.
     AllRanks { ratio: f64, usual: f64 },
-    /// Half of the rank's actions took this many times their prediction, and those of the other ranks `others` times.
+    /// The median of the rank's actions, over their predictions; `others` is the same of the other ranks.
     Rank { rank: Rank, ratio: f64, others: f64 },
     /// The action of this position on the critical path took so much longer than usual.
     Action { at: usize, more_ns: u64 },
@@ -43,7 +43,7 @@ pub(super) enum Cause {
 /// How much longer a step took than the usual one would have, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Blame {
-    /// In nanoseconds; 0 where it is no more than steps differ by.
+    /// In nanoseconds; 0 where steps differ by as much anyway.
     pub(super) more_ns: u64,
     pub(super) causes: Vec<Cause>,
 }
@@ -102,7 +102,7 @@ impl Blame {
         if of_all >= SLOW * usual.action_ratio {
             causes.push(Cause::AllRanks { ratio: of_all, usual: usual.action_ratio });
         }
-        // What all actions of the step have in common is no fault of this one.
+        // Where all actions of the step are slow alike, this action is not the cause.
         let common = usual.action_ratio.max(of_all);
         let more_of = |link: &Link| link.span.duration_ns() as f64 - common * link.predicted_ns as f64;
         let longest = (0..path.len()).max_by(|&a, &b| more_of(&path[a]).total_cmp(&more_of(&path[b])));

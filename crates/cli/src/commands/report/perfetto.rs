@@ -10,7 +10,7 @@ use std::path::Path;
 /// The most spans where no steps are named: some 60 MB. All of a long run on many ranks is a file that no browser opens.
 const SPANS_MAX: usize = 400_000;
 
-/// Writes measured and predicted timelines of the steps that are asked for; else of all, or of those that there is room for.
+/// Writes the measured and predicted timelines of `steps`. Where none are named, it writes all steps, or as many as there is room for.
 pub(super) fn write(
     path: &Path,
     report: &Report,

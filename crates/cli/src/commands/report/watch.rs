@@ -21,7 +21,7 @@ const REQUEST_MAX: usize = 8 << 10;
 const REQUESTS_MAX: usize = 16;
 /// A client that says nothing for so long is left.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// After a page was made, the next one waits for so many times as long as it took.
+/// The next page is made after a pause of so many times what this one took.
 const REST: u32 = 9;
 /// What the page may do: its own styles and scripts, and ask this server.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
