@@ -117,9 +117,9 @@ def num_lines(path: Path) -> int:
 
 
 def ranks_of(process: int) -> list[int]:
-    """The ranks below `dflop train`: children of its one child, torchrun's agent."""
-    found = [child for agent in children(process) for child in children(agent)]
-    return [child for child in found if b"dflop.runtime.worker" in command_of(child)]
+    """The ranks below `dflop train` on CPUs: forks of the one child of its one child, torchrun's agent."""
+    forkers = [child for agent in children(process) for child in children(agent)]
+    return [child for forker in forkers for child in children(forker)]
 
 
 def children(process: int) -> list[int]:
@@ -129,14 +129,6 @@ def children(process: int) -> list[int]:
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
     except OSError:
         return []
-
-
-def command_of(process: int) -> bytes:
-    """Its command line."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def check(folder: Path, num_steps: int) -> dict[str, Any]:

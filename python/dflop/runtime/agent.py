@@ -4,6 +4,8 @@ The agent starts the ranks again where one died or hung, at most `max_restarts` 
 checkpoint in between begins the count anew. An error that all ranks raise alike, such as a damaged file,
 would only come again: it ends the run.
 
+Ranks that have no GPU are forks (`runtime/forks.py`).
+
 `python -m dflop.runtime.agent [options of torchrun] -m dflop.runtime.worker REQUEST.json`
 """
 
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflop.child import as_parent, end_with_parent
+from dflop.runtime.forks import fork_ranks, may_fork
+from dflop.runtime.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,19 +34,25 @@ def main() -> int:
     """Runs torchrun with this process's arguments.
 
     Returns:
-        The exit status: that of the first rank that failed, 2 where ranks would have no GPU, 130 after
+        The exit status: that of the first rank that failed, 1 where the process that starts them was killed, 2 where ranks would have no GPU, 130 after
         SIGINT, else 0.
     """
     end_with_parent()
     # Until torchrun handles SIGINT itself, no rank runs and Ctrl-C may end this process at once. Python's own
     # handler would raise inside an import, which may swallow the exception; the run would then go on.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    path = Path(sys.argv[-1])
+    request: dict[str, Any] = json.loads(path.read_bytes()) if path.suffix == ".json" else {}
+    if forks := may_fork(request):
+        say("importing PyTorch", "rehearse" if "rehearsal" in request else "train")
+        # PyTorch reads it when it is imported. torchrun sets it for ranks that are started anew.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    path = Path(sys.argv[-1])
-    request: dict[str, Any] = json.loads(path.read_bytes()) if path.suffix == ".json" else {}
+    if forks:
+        fork_ranks(request)
     # GPUs are checked here: torch is imported already, and no rank has started yet.
     if request and (status := _check_gpus(request)):
         return status
@@ -65,6 +75,9 @@ def main() -> int:
                 return status
         except SignalException as error:
             return 128 + int(error.sigval)
+        except ChildProcessError as error:
+            sys.stderr.write(f"error: {error}\nhint: look for the out-of-memory killer in `dmesg`\n")
+            return 1
 
 
 class Restarts:

@@ -36,7 +36,8 @@ def run(request: Mapping[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # SIGINT was blocked while this process started (`runtime/agent.py`). One that has come ends it now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    say("importing PyTorch", "rehearse" if "rehearsal" in request else "train")
+    if "torch" not in sys.modules:
+        say("importing PyTorch", "rehearse" if "rehearsal" in request else "train")
     if "rehearsal" in request:
         from dflop.runtime.rehearse import rehearse
 

@@ -102,8 +102,12 @@ impl Scene {
 /// The bytes of an image of `size` = (width, height) pixels.
 pub(super) fn image(random: &mut ChaCha8Rng, size: (u32, u32), format: Format) -> Vec<u8> {
     let scene = Scene::new(random);
-    let pixels: Vec<u8> =
-        scene.indices(size, 0).into_iter().flat_map(|index| scene.palette[usize::from(index)]).collect();
+    let indices = scene.indices(size, 0);
+    let mut pixels = Vec::with_capacity(3 * indices.len());
+    // Not by an iterator over all bytes, which asks three times a pixel whether it has ended.
+    for index in indices {
+        pixels.extend_from_slice(&scene.palette[usize::from(index)]);
+    }
     match format {
         Format::Jpeg => jpeg(&pixels, size),
         Format::Png => png(&pixels, size),

@@ -1,0 +1,191 @@
+"""Ranks as forks of one process, which has imported what they need.
+
+Importing PyTorch and transformers takes a rank many seconds of a core. With as many ranks as a rehearsal has, on a
+few cores, and again after each restart, that would be most of its time. A fork takes milliseconds.
+
+    torchrun's agent --fork--> nursery (imports; has no threads) --fork--> one rank each
+
+The agent itself has threads once torchrun runs, and one of them may hold a lock at the moment of a fork, which the
+fork then waits for without end. So the nursery is forked before, and forks for the agent.
+
+It is done on Linux and without GPUs: what a process has begun to do with CUDA, its forks cannot go on with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_POLL_S = 0.02
+
+
+def may_fork(request: Mapping[str, Any]) -> bool:
+    """Whether ranks can be forks.
+
+    Args:
+        request: Of the command line; empty where something else than a rank of ours is started.
+
+    Returns:
+        True on Linux, for a rehearsal and for training on CPUs.
+    """
+    if sys.platform != "linux" or not request:
+        return False
+    return "rehearsal" in request or request["config"]["cluster"]["device"] == "cpu"
+
+
+def fork_ranks(request: Mapping[str, Any]) -> None:
+    """Starts the nursery, and makes torchrun start ranks by it. This process has no threads yet.
+
+    Args:
+        request: Of the command line.
+    """
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.fork() == 0:
+        ours.close()
+        _be_nursery(theirs, f"dflop.runtime.{'rehearse' if 'rehearsal' in request else 'rank'}")
+    theirs.close()
+    nursery = _Nursery(ours)
+
+    # torchrun starts each rank by this method, and needs of its result what `ForkedRank` has.
+    def popen(_: object, command: Sequence[str], environment: Mapping[str, str]) -> ForkedRank:
+        return ForkedRank(nursery, command, environment)
+
+    setattr(subprocess_handler.SubprocessHandler, "_popen", popen)  # noqa: B010
+
+
+class _Nursery:
+    """The agent's end: a question is a line of JSON, and so is its answer."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._lines = connection.makefile("rw")
+
+    def ask(self, **question: Any) -> Any:
+        answer = ""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._lines.write(json.dumps(question) + "\n")
+            self._lines.flush()
+            answer = self._lines.readline()
+        if not answer:
+            raise ChildProcessError("the process that starts the ranks was killed")
+        return json.loads(answer)
+
+
+class ForkedRank:
+    """A rank, with that part of `subprocess.Popen` that torchrun uses."""
+
+    def __init__(self, nursery: _Nursery, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Starts it.
+
+        Args:
+            nursery: What forks.
+            command: Of a rank that would be started anew; its last argument is the path of the request.
+            environment: All variables of the rank.
+        """
+        self._nursery = nursery
+        self.returncode: int | None = None
+        self.pid: int = nursery.ask(start=command[-1], environment=dict(environment))
+
+    def poll(self) -> int | None:
+        """The exit status, as of `subprocess`: minus the signal where one killed it.
+
+        Returns:
+            None while it runs.
+        """
+        if self.returncode is None:
+            self.returncode = self._nursery.ask(ended=self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Waits for its end.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            The exit status.
+
+        Raises:
+            TimeoutExpired: It still runs.
+        """
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a rank", timeout)
+            time.sleep(_POLL_S)
+        return status
+
+
+def _be_nursery(connection: socket.socket, module: str) -> NoReturn:
+    """Imports a module, then does what the agent asks for until the agent is gone; its ranks end with it."""
+    from dflop.runtime.worker import leave
+
+    status = 1
+    try:
+        # Ctrl-C is for the agent, which tells the ranks. They inherit this: one that comes early waits until a rank
+        # unblocks it (`runtime/worker.py`).
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        importlib.import_module(module)
+        # What is imported outlives all ranks: a collection in one of them would look at each object again and, by
+        # that, copy the pages that ranks share.
+        gc.collect()
+        gc.freeze()
+        lines = connection.makefile("rw")
+        while line := lines.readline():
+            question = json.loads(line)
+            if "start" in question:
+                answer = _fork(connection, Path(question["start"]), question["environment"])
+            else:
+                ended, ending = os.waitpid(question["ended"], os.WNOHANG)
+                answer = os.waitstatus_to_exitcode(ending) if ended else None
+            lines.write(json.dumps(answer) + "\n")
+            lines.flush()
+        status = 0
+    except BaseException:  # noqa: BLE001 - this process ends here, whatever it was.
+        traceback.print_exc()
+    leave(status)
+
+
+def _fork(connection: socket.socket, request: Path, environment: Mapping[str, str]) -> int:
+    """Starts a rank; its process id."""
+    from dflop.child import as_parent, end_with_parent
+    from dflop.runtime.resume import request_of
+    from dflop.runtime.worker import leave, run
+
+    # This process is its parent, not the agent.
+    environment = {**environment, **as_parent()}
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        connection.close()
+        # torchrun ends a rank by its process group.
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(environment)
+        # The agent has left out torchrun's tables.
+        logging.disable(logging.NOTSET)
+        end_with_parent()
+        status = run(request_of(request))
+    except BaseException:  # noqa: BLE001 - this process ends here, whatever it was.
+        traceback.print_exc()
+    leave(status)

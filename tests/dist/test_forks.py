@@ -1,0 +1,83 @@
+"""Ranks that are forks of a process that has imported all: who their parent is, and that none outlives the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from demo_run import ENVIRONMENT, write_demo
+
+from dflop.runtime.forks import may_fork
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="ranks are forks on Linux alone; looks into /proc"
+)
+GUARD_S = 120.0
+
+
+def below(process):
+    """The processes that this one has started."""
+    try:
+        tasks = list(Path(f"/proc/{process}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return write_demo(tmp_path_factory.mktemp("forks") / "demo", 8, 8, 4)
+
+
+@pytest.mark.parametrize("killed", ["agent", "nursery", "rank"])
+def test_no_process_outlives_the_others(killed, demo, tmp_path):
+    """SIGKILL of torchrun's agent, of the process that forks the ranks, and of a rank: the command ends and says which."""
+    out = tmp_path / "rehearsal"
+    flags = ["--steps", "100000", "--speed", "20", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dflop", "rehearse", *flags],
+        cwd=demo, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + GUARD_S
+    while not (out / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    (agent,) = below(process.pid)
+    (nursery,) = below(agent)
+    ranks = below(nursery)
+    assert len(ranks) == 2
+    os.kill({"agent": agent, "nursery": nursery, "rank": ranks[1]}[killed], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=GUARD_S)
+    assert process.returncode == 1, stderr
+    said = {
+        "agent": "torchrun's agent, which starts the ranks,",
+        "nursery": "error: the process that starts the ranks was killed",
+        "rank": "error: rank 1 was killed by SIGKILL",
+    }[killed]
+    assert said in stderr
+    assert "Traceback" not in stderr
+    while any(is_alive(one) for one in (agent, nursery, *ranks)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ranks_with_gpus_are_started_anew():
+    """A process that has looked at CUDA has no forks that may use it."""
+    assert not may_fork({"config": {"cluster": {"device": "cuda"}}})
+    assert may_fork({"config": {"cluster": {"device": "cpu"}}})
+    # Ranks of a rehearsal compute nothing.
+    assert may_fork({"config": {"cluster": {"device": "cuda"}}, "rehearsal": {}})
+    assert not may_fork({})
