@@ -16,6 +16,7 @@ from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.loader import check_length
 from dflop.integrations.loss import token_loss
 from dflop.integrations.padded_rows import watched
+from dflop.integrations.text_alone import is_sharded_by_fsdp2, meet_in_encoder
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +54,9 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
     samples a step has: `trainer.train` refuses (ValueError) to go on from one whose steps had others, because
     the trainer counts steps, and would leave samples out or train them twice.
 
+    Under FSDP2 a microbatch of text alone hangs nobody (`attend_encoder`). Under FSDP of version 1 and
+    ZeRO-3, and with models of other families, a warning counts the samples of text alone.
+
     Args:
         trainer: of `transformers`, or made of it.
         costs: what `BalancedBatchSampler` takes, a sample of `train_dataset` each.
@@ -81,7 +85,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         **{
             "seed": args.seed if args.data_seed is None else args.data_seed,
             "drop_last": args.dataloader_drop_last,
-            "meets": meets_of(trainer.accelerator),
+            "meets": meets_of(trainer.accelerator, trainer.model),
             **options,
         },
     )
@@ -90,6 +94,9 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
     def get_train_dataloader() -> DataLoader[Any]:
         given = theirs()
         check_length(given.dataset, sampler, "train_dataset")
+        if meets_of(trainer.accelerator, trainer.model) == "phase":
+            is_fsdp2 = trainer.accelerator.is_fsdp2 or is_sharded_by_fsdp2(trainer.model)
+            meet_in_encoder(trainer.model, sampler, args.process_index, is_fsdp2=is_fsdp2)
         names = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         names += ("multiprocessing_context", "worker_init_fn", "timeout", "in_order")
         kept = {name: getattr(given, name) for name in names if hasattr(given, name)}
