@@ -132,7 +132,10 @@ def _check(trainer: Any) -> None:
     args = trainer.args
     wrong = None
     if not hasattr(trainer.train_dataset, "__len__"):
-        wrong = "`train_dataset` has no length, and balancing needs the costs of all samples"
+        wrong = (
+            "`train_dataset` has no length, and balancing needs the costs of all samples: give one with "
+            "positions, or take `dflop.BalancedStream` in a loop of your own"
+        )
     elif args.world_size > 1 and not getattr(args, "average_tokens_across_devices", False):
         wrong = (
             "`average_tokens_across_devices` is false, and ranks have unequal numbers of label tokens: "
