@@ -336,6 +336,8 @@ def test_a_trainer_that_cannot_be_balanced_says_why(samples, tmp_path, quiet):
         balance(endless, samples.costs)
     with pytest.raises(ValueError, match="`train_sampling_strategy` is `group_by_length`, leave it out"):
         balance(trainer(train_sampling_strategy="group_by_length"), samples.costs)
+    with pytest.raises(ValueError, match=r"decides it \(`per_device_train_batch_size`\)"):
+        balance(trainer(), samples.costs, batch_size=4)
     short = balance(trainer(), samples.costs[:-2])
     with pytest.raises(ValueError, match="costs of 36 samples, and `train_dataset` has 38, must be equal"):
         short.get_train_dataloader()

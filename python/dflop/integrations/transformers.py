@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 
+_OF_TRAINER = {
+    "batch_size": "`per_device_train_batch_size`",
+    "num_replicas": "its number of ranks",
+    "rank": "its rank",
+    "num_buckets": "`gradient_accumulation_steps`",
+}
+"""Arguments of the sampler that the trainer decides, and by what."""
+
+
 def mean_over_tokens(
     outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
 ) -> torch.Tensor:
@@ -75,6 +84,9 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
 
     args = trainer.args
     _check(trainer)
+    for name in options.keys() & _OF_TRAINER.keys():
+        message = f"`{name}` is {options[name]!r}, leave it out: the trainer decides it ({_OF_TRAINER[name]})"
+        raise ValueError(message)
     num_ranks = args.world_size // _degree(trainer)
     sampler = BalancedBatchSampler(
         costs,

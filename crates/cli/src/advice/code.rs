@@ -102,7 +102,9 @@ impl Code {
             lines.push(format!("balance_encoder({model}){place}"));
         }
         if has_text_alone {
-            lines.push("attend_encoder(model)  # text alone hangs no rank; before or after fully_shard".to_owned());
+            lines.push(
+                "attend_encoder(model)  # text alone hangs no rank; before or after fully_shard".to_owned(),
+            );
         }
         lines.extend(self.body());
         lines.iter().flat_map(|line| broken(line)).collect()

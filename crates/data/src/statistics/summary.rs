@@ -420,7 +420,12 @@ mod tests {
         };
         assert_eq!(hours(&[(SampleKind::Audio, 90)]), "1 sample, 1.5 hours of sound");
         assert_eq!(
-            hours(&[(SampleKind::Video, 30), (SampleKind::Audio, 60), (SampleKind::Text, 0), (SampleKind::Audio, 60)]),
+            hours(&[
+                (SampleKind::Video, 30),
+                (SampleKind::Audio, 60),
+                (SampleKind::Text, 0),
+                (SampleKind::Audio, 60)
+            ]),
             "4 samples, 0.5 hours of video, 2.0 hours of sound"
         );
     }
