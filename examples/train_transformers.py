@@ -17,6 +17,7 @@ def main() -> None:
         arguments = TrainingArguments(
             folder, per_device_train_batch_size=4, num_train_epochs=1, logging_steps=4, report_to=[], save_strategy="no",
             use_cpu=True, remove_unused_columns=False, dataloader_pin_memory=False, disable_tqdm=True,
+            ddp_find_unused_parameters=False,  # the second line gives each parameter a gradient
         )  # fmt: skip
         trainer = Trainer(model, arguments, collate, data)
         balance(trainer, data.llm_costs)  # the first line

@@ -1,4 +1,4 @@
-"""`balance_encoder`: gradients are those of the model as it was, whoever encodes; text alone hangs nobody."""
+"""`balance_encoder`, `attend_encoder`: gradients are those of the model as it was, whoever encodes; text alone hangs nobody."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from dflop.integrations.assignment import assign_units
-from dflop.integrations.encoder import balance_encoder
+from dflop.integrations.encoder import attend_encoder, balance_encoder
 from dflop.integrations.encoder_tiles import ChunkTower, SquareTower
 from dflop.integrations.loss import num_label_tokens, token_loss
 from dflop.models.towers import backbone_of
@@ -70,14 +70,15 @@ def blocks_of(model):
     return towers, found, list(backbone_of(model).layers)
 
 
-def shard(model, num_ranks, whole_components):
+def shard(model, num_ranks, whole_components, is_shared=True):
     mesh = init_device_mesh("cpu", (num_ranks,))
     towers, encoder_layers, llm_layers = blocks_of(model)
     for layer in [*encoder_layers, *llm_layers]:
         fully_shard(layer, mesh=mesh)
     if whole_components:
-        # transformers finds the hidden states of a tower by its class, which FSDP changes: not of LLaVA's.
-        if not model.config.model_type.startswith("llava"):
+        # transformers finds the hidden states of a tower by its class, which FSDP changes: not of LLaVA's. Those of
+        # Mistral3 the shared encoder makes itself.
+        if not model.config.model_type.startswith("llava" if is_shared else ("llava", "mistral3")):
             for tower in towers:
                 fully_shard(tower, mesh=mesh)
         for projector in ("multi_modal_projector", "connector"):
@@ -123,18 +124,16 @@ CASES_OF_FOUR = [CASES[0], CASES[3]]
 """Beside these, what more ranks change is who encodes for whom, and that is the same in all cases."""
 
 
-def run_case(case, model, num_ranks, rank, steps, references):
+def run_case(case, model, num_ranks, rank, steps, references, line=balance_encoder):
     layout, whole_components, _, recomputes = case
     is_ddp = layout == "ddp"
     if recomputes:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    handle = None
+    handle = line(model)
     if is_ddp:
-        handle = balance_encoder(model)
         model = DistributedDataParallel(model)
     else:
-        handle = balance_encoder(model)
-        model = shard(model, num_ranks, whole_components)
+        model = shard(model, num_ranks, whole_components, is_shared=line is balance_encoder)
     errors, loads = [], []
     for microbatches, reference in zip(steps, references, strict=True):
         mine = microbatches[rank]
@@ -195,6 +194,34 @@ def test_gradients_are_those_of_the_model_as_it_was(name, num_ranks, tmp_path, q
                 assert error <= TOLERANCE, (name, case, step, error, parameter)
 
 
+@pytest.mark.some(5)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_alone_hangs_nobody_where_each_rank_encodes_its_own(name, tmp_path, quiet):
+    """FSDP2: one rank has text alone, or media of fewer kinds; gradients are those of the model as it was."""
+    cases, steps = CASES[2:], steps_of(name, 2)
+    models, references = {}, {}
+    for frozen in {case[2] for case in cases}:
+        model = make_model(name, tmp_path)
+        freeze(model, frozen)
+        models[frozen] = copy.deepcopy(model)
+        references[frozen] = [expected_gradients(model, m) for m in steps]
+
+    def run(rank):
+        join(rank, 2, tmp_path)
+        found = []
+        for case in cases:
+            model = copy.deepcopy(models[case[2]])
+            found.append(run_case(case, model, 2, rank, steps, references[case[2]], attend_encoder))
+        distributed.destroy_process_group()
+        return found
+
+    for found in results(run_ranks(2, run, tmp_path / "ranks", timeout_s=280)):
+        for case, (errors, loads) in zip(cases, found, strict=True):
+            assert loads == [([], [])] * len(steps)
+            for step, (error, parameter) in enumerate(errors):
+                assert error <= TOLERANCE, (name, case, step, error, parameter)
+
+
 def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
     """One process has nothing to share; what is no such model, or is shared already, is refused."""
     model = make_model("internvl", tmp_path)
@@ -208,6 +235,16 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
     assert "forward" not in vars(model.model.vision_tower)
     assert "get_image_features" not in vars(model.model)
     balance_encoder(model).remove()
+    attended = attend_encoder(model)
+    assert attend_encoder(model) is attended
+    # Sharing does more, and takes its place.
+    shared = balance_encoder(model)
+    assert attend_encoder(model) is shared
+    shared.remove()
+    next(model.parameters()).ds_id = 0
+    for line in (balance_encoder, attend_encoder):
+        with pytest.raises(ValueError, match="must be under FSDP2, and this one is under DeepSpeed's ZeRO-3"):
+            line(model)
     config = SimpleNamespace(model_type="llava", vision_config=SimpleNamespace(model_type="pixtral"))
     with pytest.raises(ValueError, match="encoder of a `llava` is `pixtral`, must be `clip_vision_model`"):
         SquareTower(SimpleNamespace(config=config))

@@ -328,8 +328,16 @@ def test_a_trainer_that_cannot_be_balanced_says_why(samples, tmp_path, quiet):
         arguments = trainer_arguments(tmp_path, ddp_backend=None, **changes)
         return Trainer(tiny_text.make_model(), arguments, tiny_text.collate, samples)
 
+    endless = trainer()
+    endless.train_dataset = iter(samples.rows)
+    with pytest.raises(
+        ValueError, match="has no length, .* take `dflop.BalancedStream` in a loop of your own"
+    ):
+        balance(endless, samples.costs)
     with pytest.raises(ValueError, match="`train_sampling_strategy` is `group_by_length`, leave it out"):
         balance(trainer(train_sampling_strategy="group_by_length"), samples.costs)
+    with pytest.raises(ValueError, match=r"decides it \(`per_device_train_batch_size`\)"):
+        balance(trainer(), samples.costs, batch_size=4)
     short = balance(trainer(), samples.costs[:-2])
     with pytest.raises(ValueError, match="costs of 36 samples, and `train_dataset` has 38, must be equal"):
         short.get_train_dataloader()

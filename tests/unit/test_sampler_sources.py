@@ -49,6 +49,7 @@ def test_entries_that_are_no_costs_are_refused(entry):
             [(1, 2), (1, float("nan"))],
             r"the costs of sample 1 are \(1, nan\), must be numbers, finite and not",
         ),
+        (None, "costs are None, must be a pair .* for each sample, or the path of a data profile"),
         ([(1, 2), ("3", 4)], "the costs of sample 1 are .*, must be numbers, finite and not negative"),
     ],
 )

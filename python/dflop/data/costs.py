@@ -227,6 +227,12 @@ def _of_source(
     source: Any, cost: Callable[[Any], tuple[float, float]] | None, num_samples: int | None
 ) -> Costs:
     """Costs of what is no file."""
+    if source is None:
+        message = (
+            "costs are None, must be a pair (encoder cost, LLM cost) or a shape for each sample, or the path "
+            "of a data profile (`dflop profile data`)"
+        )
+        raise ValueError(message)
     if isinstance(source, Costs):
         if cost is not None:
             message = "`cost` gives costs to samples, these have theirs already"

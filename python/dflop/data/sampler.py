@@ -191,6 +191,12 @@ class BalancedBatchSampler:
         """Entries that the dataset must have: the samples with costs, and the bad ones of a profile."""
         return self._num_samples + self._costs.num_bad
 
+    @property
+    def num_text_alone(self) -> int:
+        """Samples that have no cost on the encoder."""
+        column = self._costs.column("encoder_ns")
+        return 0 if column is None else memoryview(column).cast("Q").tolist().count(0)
+
     def __iter__(self) -> Iterator[list[int]]:
         """This replica's batches of the epoch, from a loaded position on; then the next epoch begins."""
         return Iteration(self, self._start)

@@ -6,6 +6,7 @@
               lightning.BalancedData    Lightning
               torchtitan, energon, verl
     encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound
+              encoder.attend_encoder    alone: text alone hangs nobody under FSDP2; text_alone.py takes it
     padding   padding.remove_padding    any of them, where batches are padded
               padded_rows.watched       says where they are and nothing was done
 
@@ -18,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dflop.integrations.encoder import BalancedEncoder, balance_encoder
+    from dflop.integrations.encoder import BalancedEncoder, attend_encoder, balance_encoder
     from dflop.integrations.loader import balanced_loader
     from dflop.integrations.loss import num_label_tokens, token_loss
     from dflop.integrations.padding import Unpadded, remove_padding
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BalancedEncoder": "encoder",
     "Unpadded": "padding",
+    "attend_encoder": "encoder",
     "balance_encoder": "encoder",
     "balanced_loader": "loader",
     "num_label_tokens": "loss",
@@ -36,6 +38,7 @@ _HOMES = {
 __all__ = [
     "BalancedEncoder",
     "Unpadded",
+    "attend_encoder",
     "balance_encoder",
     "balanced_loader",
     "num_label_tokens",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dflop.integrations.loader import balanced_loader
+from dflop.integrations.text_alone import is_sharded_by_fsdp2, meet_in_encoder
 
 try:
     from accelerate.data_loader import prepare_data_loader
@@ -20,18 +21,22 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch import nn
     from torch.utils.data import DataLoader
 
 
-def meets_of(accelerator: Accelerator) -> str:
+def meets_of(accelerator: Accelerator, model: nn.Module | None = None) -> str:
     """What the ranks of a run wait for, as `BalancedBatchSampler` has it.
 
     Args:
         accelerator: as the run has made it.
+        model: that trains, if it is known; FSDP2 may have sharded it already.
 
     Returns:
         `phase` where the layers' weights are gathered from all ranks (FSDP, DeepSpeed's ZeRO-3), else `step`.
     """
+    if is_sharded_by_fsdp2(model):
+        return "phase"
     kind = accelerator.distributed_type
     if kind == DistributedType.DEEPSPEED:
         plugin: Any = accelerator.state.deepspeed_plugin
@@ -72,6 +77,10 @@ def balanced(
     (`num_label_tokens`) and `accelerator.num_processes` ranks. `accelerator.backward` divides by
     `gradient_accumulation_steps`, which that loss has no need of: multiply by it.
 
+    Under FSDP2 prepare the model first: then a microbatch of text alone hangs nobody (`attend_encoder`).
+    Under FSDP of version 1 and ZeRO-3, and with models of other families, a warning counts the samples of
+    text alone.
+
     Args:
         accelerator: says which rank this is, how many there are, and how many microbatches make a step.
         dataset: with positions from 0.
@@ -83,6 +92,13 @@ def balanced(
         The loader; its `batch_sampler` is the sampler.
     """
     accumulation = accelerator.gradient_accumulation_steps
-    options = {"meets": meets_of(accelerator), **options}
+    models: list[Any] = accelerator._models or [None]
+    meets = max((meets_of(accelerator, model) for model in models), key=("step", "phase").index)
+    options = {"meets": meets, **options}
     loader = balanced_loader(dataset, costs, batch_size, accumulation=accumulation, **options)
+    if meets == "phase":
+        sampler: Any = loader.batch_sampler
+        for model in models:
+            is_fsdp2 = accelerator.is_fsdp2 or is_sharded_by_fsdp2(model)
+            meet_in_encoder(model, sampler, accelerator.process_index, is_fsdp2=is_fsdp2)
     return accelerator.prepare_data_loader(keep_batches(accelerator, loader))

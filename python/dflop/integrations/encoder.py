@@ -5,6 +5,9 @@ The model's own code runs on, before and after its tower; only the tower's `forw
 videos) takes part without a row, in the same place, so that all ranks make the same calls in forward and
 backward.
 A model with two towers (pictures and sounds) has the work of each shared out.
+
+`attend_encoder` is the same without sharing: each rank encodes its own media, and one without any meets the
+others.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from dflop.integrations.encoder_families import find_families
 from dflop.integrations.shared_tower import Ranks, SharedTower
@@ -26,13 +30,16 @@ if TYPE_CHECKING:
 
     from dflop.integrations.encoder_tiles import TileTower
 
+_HANDLE = "_dflop_encoder"
+"""Under this name a tower keeps its `BalancedEncoder`."""
+
 
 class BalancedEncoder:
-    """A model whose encoder is shared out; made by `balance_encoder`.
+    """A model in whose encoder all ranks meet; made by `balance_encoder`, or by `attend_encoder`.
 
     Attributes:
         loads: predicted work of each rank in the last call of a tower, and what it was without sharing:
-            two lists, in the unit of the cost.
+            two lists, in the unit of the cost. Empty of `attend_encoder`.
     """
 
     def __init__(
@@ -40,10 +47,18 @@ class BalancedEncoder:
         model: nn.Module,
         group: ProcessGroup | DeviceMesh | None,
         cost: Callable[[int], float] | None,
+        *,
+        is_shared: bool = True,
     ) -> None:
-        """See `balance_encoder`."""
+        """See `balance_encoder`, and `attend_encoder` where it is not shared."""
+        _check_shards(model)
         families = find_families(model)
+        if is_shared:
+            _leave_alone(families)
         self._model: Any = families[0].model
+        self._is_shared = is_shared
+        # Trainers shard a model after this line.
+        self._is_checked = False
         is_alone = not distributed.is_available() or not distributed.is_initialized()
         self._ranks = Ranks(None if is_alone else distributed.group.WORLD if group is None else group)
         self.loads: tuple[list[float], list[float]] = ([], [])
@@ -75,7 +90,7 @@ class BalancedEncoder:
 
     def _wrap(self, family: TileTower, cost: Callable[[int], float] | None) -> None:
         shared = SharedTower(family, self._ranks, cost)
-        if getattr(shared.tower, "_dflop_is_shared", False):
+        if handle_of(shared.tower) is not None:
             message = "the encoder of this model is shared out already"
             raise ValueError(message)
 
@@ -83,12 +98,16 @@ class BalancedEncoder:
             if not self._is_on:
                 return shared.as_it_was(*args, **kwargs)
             self._next_call += 1
+            if not self._is_shared:
+                output, token = shared.accompany(*args, **kwargs)
+                self._keep(token)
+                return output
             output, loads = shared.encode(*args, **kwargs)
             self.loads = self.loads if loads is None else loads
             return output
 
         self._replace(shared.tower, "forward", forward)
-        self._replace(shared.tower, "_dflop_is_shared", True)
+        self._replace(shared.tower, _HANDLE, self)
         self._calls += [(name, shared) for name in family.methods or (None,)]
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
@@ -101,6 +120,9 @@ class BalancedEncoder:
         return self._ranks.count > 1 and self._model.training
 
     def _begin(self, *_: Any) -> None:
+        if not self._is_checked:
+            _check_shards(self._model)
+            self._is_checked = True
         self._next_call = 0
         self._token = None
         # FSDP puts its hook before those it finds. The calls of absent media must come before it gathers the
@@ -136,9 +158,46 @@ class BalancedEncoder:
     def _absent_until(self, position: int) -> None:
         """Takes part in the calls before `position` that this rank has no media for."""
         while self._next_call < position:
-            token = self._calls[self._next_call][1].pass_by()
-            if token.requires_grad:
-                self._token = token if self._token is None else self._token + token
+            self._keep(self._calls[self._next_call][1].pass_by())
+
+    def _keep(self, token: torch.Tensor | None) -> None:
+        """What enters the backbone will depend on `token`, so that its backward runs on this rank too."""
+        if token is not None and token.requires_grad:
+            self._token = token if self._token is None else self._token + token
+
+
+def handle_of(tower: Any) -> BalancedEncoder | None:
+    """Who lets all ranks meet in a tower.
+
+    Args:
+        tower: a module of the model.
+
+    Returns:
+        What `balance_encoder` or `attend_encoder` has made of it; None: neither was called.
+    """
+    return vars(tower).get(_HANDLE)
+
+
+def _leave_alone(families: list[TileTower]) -> None:
+    """Undoes `attend_encoder`, which does less than the line that is called now."""
+    for family in families:
+        handle = handle_of(getattr(family.model, family.tower))
+        if handle is not None and not handle._is_shared:
+            handle.remove()
+
+
+def _check_shards(model: nn.Module) -> None:
+    """Refuses shards whose ranks would still wait for each other, or gather each other's modules."""
+    found = None
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        found = 'FSDP of version 1: shard it by FSDP2 (`fsdp_config={"version": 2}`, `fully_shard`)'
+    elif any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        # It gathers linear layer by linear layer, in the order of the forward. A rank without media knows no
+        # more than the order in which they were made.
+        found = "DeepSpeed's ZeRO-3: take FSDP2, or ZeRO-2"
+    if found is not None:
+        message = f"the encoder of a model that is sharded must be under FSDP2, and this one is under {found}"
+        raise ValueError(message)
 
 
 def balance_encoder(
@@ -170,6 +229,38 @@ def balance_encoder(
         A handle: `loads` says what was shared, `remove()` undoes it.
 
     Raises:
-        ValueError: the model is of no such family, or its encoder is shared out already.
+        ValueError: the model is of no such family, its encoder is shared out already, or the model is sharded
+            by FSDP of version 1 or DeepSpeed's ZeRO-3.
     """
     return BalancedEncoder(model, group, cost)
+
+
+def attend_encoder(model: nn.Module, group: ProcessGroup | DeviceMesh | None = None) -> BalancedEncoder:
+    """Lets a microbatch of text alone hang nobody under FSDP2; each rank encodes its own media.
+
+    A rank without media gathers the encoder's layers as the others do, computes nothing, and brings zeros to
+    the sums of gradients. So do ranks whose media are of fewer kinds (images, where others have videos too).
+    Gradients are those of the model as it was. Before each call of the encoder one number of each rank goes
+    between hosts (gloo), and all ranks wait for it.
+
+    The integrations of transformers, TRL, accelerate and Lightning call it under FSDP2. A later
+    `balance_encoder` takes its place. Every rank of `group` must call the model equally often in training
+    mode, as FSDP demands
+    anyway. In evaluation mode the model is as before.
+
+    Args:
+        model: as `balance_encoder` takes it, before or after `fully_shard`.
+        group: the ranks that shard the model, or a mesh of one dimension; None: all ranks.
+
+    Returns:
+        A handle: `remove()` undoes it. That of an earlier call, or of `balance_encoder`, is given again.
+
+    Raises:
+        ValueError: the model is of no such family, or it is sharded by FSDP of version 1 or DeepSpeed's
+            ZeRO-3.
+    """
+    for family in find_families(model):
+        handle = handle_of(getattr(family.model, family.tower))
+        if handle is not None:
+            return handle
+    return BalancedEncoder(model, group, None, is_shared=False)

@@ -14,6 +14,7 @@ from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.loader import check_length, split_options
 from dflop.integrations.loss import num_label_tokens, token_loss
 from dflop.integrations.padded_rows import watched
+from dflop.integrations.text_alone import meet_in_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -96,6 +97,9 @@ class BalancedData(LightningDataModule):
     Make the trainer with `use_distributed_sampler=False`, and have `training_step` return
     `self.trainer.datamodule.token_loss(logits, labels, batch_idx)`. As many microbatches as
     `accumulate_grad_batches` are in memory at once.
+
+    Under FSDP2 (`ModelParallelStrategy`) a microbatch of text alone hangs nobody (`attend_encoder`). Under
+    `FSDPStrategy` and ZeRO-3, and with models of other families, a warning counts the samples of text alone.
     """
 
     def __init__(
@@ -145,6 +149,9 @@ class BalancedData(LightningDataModule):
             **{"meets": meets_of(trainer.strategy), **self._of_sampler},
         )
         check_length(self._dataset, self._sampler, "dataset")
+        if meets_of(trainer.strategy) == "phase":
+            is_fsdp2 = isinstance(trainer.strategy, ModelParallelStrategy)
+            meet_in_encoder(trainer.lightning_module, self._sampler, trainer.global_rank, is_fsdp2=is_fsdp2)
         if self._state is not None:
             self._sampler.load_state_dict(self._state)
             self._state = None

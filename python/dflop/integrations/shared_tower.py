@@ -130,6 +130,35 @@ class SharedTower:
         features = self._share(rows, grids, owners, mine.extra)
         return (features if is_absent else family.output(features)), _loads(costs, owners)
 
+    def accompany(self, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor | None]:
+        """What stands in for the tower's `forward` where each rank encodes its own media.
+
+        Every rank calls it equally often. It sends one number between hosts and waits for the others'.
+
+        Args:
+            *args: of the tower, or an `Absent` alone.
+            **kwargs: of the tower.
+
+        Returns:
+            What the tower gives, and zero as a function of the parameters that no feature depends on. Of a
+            rank without media a zero that depends on all parameters (None: no rank has media), and None.
+        """
+        is_absent = bool(args) and isinstance(args[0], Absent)
+        has_media = any(number for (number,) in self._ranks.gather([int(not is_absent)]))
+        if not is_absent:
+            output = self._forward(*args, **kwargs)
+            return output, self._depend_on_unread(self._family.features(output))
+        if not has_media:
+            return None, None
+        return pass_children(self.tower, self._new_token(), self._family.unread(self.tower)), None
+
+    def _depend_on_unread(self, features: torch.Tensor) -> torch.Tensor:
+        """Zero, a function of each parameter that trains and that `features` do not depend on."""
+        if self._unread is None:
+            used = reached(features)
+            self._unread = [p for p in self.tower.parameters() if id(p) not in used]
+        return depend(self._new_token(), self._unread)
+
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Media:
         names = ("pixel_values", "hidden_states", "input_features")
         rows = args[0] if args else next(kwargs.pop(name) for name in names if name in kwargs)
@@ -215,10 +244,7 @@ class SharedTower:
         features: torch.Tensor | None = None
         if num_units:
             features = self._family.features(self._family.encode(self._forward, media))
-            if self._unread is None:
-                used = reached(features)
-                self._unread = [p for p in self.tower.parameters() if id(p) not in used]
-            token = depend(self._new_token(), self._unread)
+            token = self._depend_on_unread(features)
         else:
             token = pass_children(self.tower, self._new_token(), self._family.unread(self.tower))
         if has_idle:

@@ -16,10 +16,20 @@ from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.loader import check_length
 from dflop.integrations.loss import token_loss
 from dflop.integrations.padded_rows import watched
+from dflop.integrations.text_alone import is_sharded_by_fsdp2, meet_in_encoder
 
 if TYPE_CHECKING:
     import torch
     from transformers import Trainer
+
+
+_OF_TRAINER = {
+    "batch_size": "`per_device_train_batch_size`",
+    "num_replicas": "its number of ranks",
+    "rank": "its rank",
+    "num_buckets": "`gradient_accumulation_steps`",
+}
+"""Arguments of the sampler that the trainer decides, and by what."""
 
 
 def mean_over_tokens(
@@ -53,6 +63,9 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
     samples a step has: `trainer.train` refuses (ValueError) to go on from one whose steps had others, because
     the trainer counts steps, and would leave samples out or train them twice.
 
+    Under FSDP2 a microbatch of text alone hangs nobody (`attend_encoder`). Under FSDP of version 1 and
+    ZeRO-3, and with models of other families, a warning counts the samples of text alone.
+
     Args:
         trainer: of `transformers`, or made of it.
         costs: what `BalancedBatchSampler` takes, a sample of `train_dataset` each.
@@ -71,6 +84,9 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
 
     args = trainer.args
     _check(trainer)
+    for name in options.keys() & _OF_TRAINER.keys():
+        message = f"`{name}` is {options[name]!r}, leave it out: the trainer decides it ({_OF_TRAINER[name]})"
+        raise ValueError(message)
     num_ranks = args.world_size // _degree(trainer)
     sampler = BalancedBatchSampler(
         costs,
@@ -81,7 +97,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         **{
             "seed": args.seed if args.data_seed is None else args.data_seed,
             "drop_last": args.dataloader_drop_last,
-            "meets": meets_of(trainer.accelerator),
+            "meets": meets_of(trainer.accelerator, trainer.model),
             **options,
         },
     )
@@ -90,6 +106,9 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
     def get_train_dataloader() -> DataLoader[Any]:
         given = theirs()
         check_length(given.dataset, sampler, "train_dataset")
+        if meets_of(trainer.accelerator, trainer.model) == "phase":
+            is_fsdp2 = trainer.accelerator.is_fsdp2 or is_sharded_by_fsdp2(trainer.model)
+            meet_in_encoder(trainer.model, sampler, args.process_index, is_fsdp2=is_fsdp2)
         names = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         names += ("multiprocessing_context", "worker_init_fn", "timeout", "in_order")
         kept = {name: getattr(given, name) for name in names if hasattr(given, name)}
@@ -125,7 +144,10 @@ def _check(trainer: Any) -> None:
     args = trainer.args
     wrong = None
     if not hasattr(trainer.train_dataset, "__len__"):
-        wrong = "`train_dataset` has no length, and balancing needs the costs of all samples"
+        wrong = (
+            "`train_dataset` has no length, and balancing needs the costs of all samples: give one with "
+            "positions, or take `dflop.BalancedStream` in a loop of your own"
+        )
     elif args.world_size > 1 and not getattr(args, "average_tokens_across_devices", False):
         wrong = (
             "`average_tokens_across_devices` is false, and ranks have unequal numbers of label tokens: "

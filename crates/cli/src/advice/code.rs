@@ -78,11 +78,15 @@ fn broken(line: &str) -> Vec<String> {
 }
 
 impl Code {
-    /// Six to eight lines; with the second line two more, and one more where a call is long.
+    /// Six to eight lines; with the second line two more, as under FSDP2 without it, and one more where a call is long.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = vec!["import dflop".to_owned()];
         if self.has_second_line {
             lines.push("from dflop.integrations import balance_encoder".to_owned());
+        }
+        let has_text_alone = self.trainer == Trainer::Fsdp2 && !self.has_second_line;
+        if has_text_alone {
+            lines.push("from dflop.integrations import attend_encoder".to_owned());
         }
         lines.extend(self.imports().iter().map(|line| (*line).to_owned()));
         let alone = if self.has_second_line { ".llm_alone()" } else { "" };
@@ -96,6 +100,11 @@ impl Code {
             };
             let model = if self.trainer == Trainer::Lightning { "self.model" } else { "model" };
             lines.push(format!("balance_encoder({model}){place}"));
+        }
+        if has_text_alone {
+            lines.push(
+                "attend_encoder(model)  # text alone hangs no rank; before or after fully_shard".to_owned(),
+            );
         }
         lines.extend(self.body());
         lines.iter().flat_map(|line| broken(line)).collect()
@@ -207,7 +216,8 @@ mod tests {
     #[test]
     fn six_to_eight_lines_of_a_screen() {
         for &trainer in Trainer::value_variants() {
-            for (has_second_line, most) in [(false, 8), (true, 11)] {
+            let of_text_alone = if trainer == Trainer::Fsdp2 { 2 } else { 0 };
+            for (has_second_line, most) in [(false, 8 + of_text_alone), (true, 11)] {
                 let lines = Code { accumulation: 16, ..code(trainer, has_second_line) }.lines();
                 assert!((5..=most).contains(&lines.len()), "{lines:?}");
                 assert!(lines.iter().all(|line| line.len() <= LINE_MAX), "{lines:?}");

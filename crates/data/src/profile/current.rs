@@ -9,6 +9,7 @@ use crate::source::readers;
 use crate::source::store::Stores;
 use dflop_types::artifact::hash_parts;
 use dflop_types::{DataProfile, MadeFrom, counted};
+use serde_json::json;
 use std::path::Path;
 
 /// What decides shapes beside the settings: the model's files, and the rule that reads them.
@@ -64,9 +65,10 @@ pub(super) const MIXTURE: &str = "mixture";
 
 /// Hash of what a mixture takes of its sources and how it reads them. Their files are compared by themselves.
 pub(super) fn mixture_hash(mixture: &Mixture) -> String {
+    // As JSON: how Rust prints a value for debugging may change with the compiler.
     let of = |source: &Source| {
         let Source { sampling, format, split, columns, ignore, .. } = source;
-        format!("{sampling:?} {format:?} {split:?} {columns:?} {ignore:?}")
+        json!([sampling, format, split, columns, ignore]).to_string()
     };
     let sources: Vec<String> = mixture.sources.iter().map(of).collect();
     hash_parts(sources.iter().map(String::as_bytes))
@@ -155,4 +157,22 @@ fn same(name: &'static str, found: Option<&String>, expected: String) -> Result<
     }
     let found = found.cloned().unwrap_or_else(|| "nothing".to_owned());
     Err(DataError::Stale { name, found, expected })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text that is hashed is written here: a profile stays current whatever the compiler.
+    #[test]
+    fn the_hash_of_a_mixture_is_of_this_text() {
+        let text = "datasets:\n- {path: a, sampling_strategy: 'first:10%', format: jsonl, split: train, columns: {id: key}, \
+                    ignore: [url]}\n- path: b.json\n";
+        let mixture = mixture::parse(Path::new("m.yaml"), text, None).unwrap();
+        let hashed = [
+            r#"[{"First":{"Percent":10.0}},"Jsonl","train",{"id":"key"},["url"]]"#,
+            r#"["All",null,null,{},[]]"#,
+        ];
+        assert_eq!(mixture_hash(&mixture), hash_parts(hashed.iter().map(|text| text.as_bytes())));
+    }
 }

@@ -16,7 +16,7 @@ use crate::source::unread::UnreadField;
 use crate::text::conversation::{Conversation, MediaReference, MediaSource};
 use crate::text::tokens::{ChatTokenizer, TokenizedConversation};
 use dflop_types::{DataProfile, EncoderParts, Fault, Hint as _, SampleKind, SampleShape};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use std::borrow::Cow;
 
@@ -294,9 +294,9 @@ fn hash_of(record: &RawRecord, from: &Source) -> u64 {
     }
     let mut hash = Sha256::new();
     hash.update(record.hash().to_be_bytes());
-    hash.update(format!("{:?}", from.columns));
+    hash.update(json!(from.columns).to_string());
     if !from.ignore.is_empty() {
-        hash.update(format!("{:?}", from.ignore));
+        hash.update(json!(from.ignore).to_string());
     }
     first_eight(&hash.finalize())
 }

@@ -25,6 +25,7 @@ use crate::source::location::Location;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -103,7 +104,7 @@ pub(crate) const MEDIA: [&str; 6] = [
 const ENDINGS: [&str; 9] = ["json", "jsonl", "parquet", "arrow", "tar", "gz", "tgz", "zst", "zstd"];
 
 /// The form of a source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Format {
     /// One JSON array.
     Json,
@@ -207,7 +208,7 @@ pub fn renamed(mut record: Value, columns: &BTreeMap<String, String>) -> Value {
 }
 
 /// Which samples of a source are taken.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub enum Sampling {
     /// Every one.
     All,
@@ -220,7 +221,7 @@ pub enum Sampling {
 }
 
 /// How many samples of a source are taken.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub enum Amount {
     /// So many; all, where the source has fewer.
     Count(u64),

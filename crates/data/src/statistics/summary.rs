@@ -30,8 +30,12 @@ pub struct Statistics {
     pub num_population: Option<u64>,
     /// Bytes of all media.
     pub media_bytes: u64,
-    /// Time of all videos, in milliseconds.
+    /// Time of all videos and sounds, in milliseconds.
     pub media_ms: u64,
+    /// Of these, time of samples with sounds and without videos, in milliseconds. A sound beside a video counts as time
+    /// of the video's sample.
+    #[serde(default)]
+    pub sound_ms: u64,
     /// By kind, kinds without a sample left out.
     pub kinds: Vec<SampleGroup>,
     /// By file, in the order of the mixture.
@@ -247,8 +251,11 @@ fn write_totals(out: &mut String, statistics: &Statistics) -> std::fmt::Result {
     if statistics.media_bytes > 0 {
         write!(out, ", {} of media", file_bytes(statistics.media_bytes))?;
     }
-    if statistics.media_ms > 0 {
-        write!(out, ", {:.1} hours of video", statistics.media_ms as f64 / 3.6e6)?;
+    let video_ms = statistics.media_ms.saturating_sub(statistics.sound_ms);
+    for (ms, what) in [(video_ms, "video"), (statistics.sound_ms, "sound")] {
+        if ms > 0 {
+            write!(out, ", {:.1} hours of {what}", ms as f64 / 3.6e6)?;
+        }
     }
     writeln!(out)
 }
@@ -399,6 +406,21 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 100 && !line.ends_with(' ')), "{text}");
         assert!(text.is_ascii());
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn hours_of_sound_are_no_hours_of_video() {
+        let hours = |kinds: &[SampleKind]| {
+            let mut profile = profile();
+            profile.samples.truncate(kinds.len());
+            for (sample, kind) in profile.samples.iter_mut().zip(kinds) {
+                (sample.kind, sample.media_ms, sample.media_bytes) = (*kind, 5_400_000, 0);
+            }
+            text(&profile, &[]).lines().next().unwrap().to_owned()
+        };
+        let (video, sound) = (SampleKind::Video, SampleKind::Audio);
+        assert_eq!(hours(&[sound]), "1 sample, 1.5 hours of sound");
+        assert_eq!(hours(&[sound, video, sound]), "3 samples, 1.5 hours of video, 3.0 hours of sound");
     }
 
     #[test]

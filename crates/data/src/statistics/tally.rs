@@ -29,6 +29,7 @@ pub struct Tally {
     num_samples: u64,
     media_bytes: u64,
     media_ms: u64,
+    sound_ms: u64,
     /// In the order of [`SampleKind::ALL`].
     kinds: Vec<SampleGroup>,
     sources: Vec<SampleGroup>,
@@ -46,6 +47,7 @@ impl Tally {
             num_samples: 0,
             media_bytes: 0,
             media_ms: 0,
+            sound_ms: 0,
             kinds: SampleKind::ALL.iter().map(|kind| zero(kind.to_string())).collect(),
             sources: sources.iter().cloned().map(zero).collect(),
             counts: sources.iter().map(|_| Default::default()).collect(),
@@ -65,6 +67,9 @@ impl Tally {
         // A sum that does not fit becomes the largest number: headers of a hostile dataset can claim any size.
         self.media_bytes = self.media_bytes.saturating_add(sample.media_bytes);
         self.media_ms = self.media_ms.saturating_add(sample.media_ms);
+        if sample.kind == SampleKind::Audio {
+            self.sound_ms = self.sound_ms.saturating_add(sample.media_ms);
+        }
         let kind = SampleKind::ALL.iter().position(|kind| *kind == sample.kind).unwrap_or(0);
         for share in [source, &mut self.kinds[kind]] {
             share.samples += 1;
@@ -100,6 +105,7 @@ impl Tally {
                 .then(|| header.strata.iter().map(|stratum| stratum.population).sum()),
             media_bytes: self.media_bytes,
             media_ms: self.media_ms,
+            sound_ms: self.sound_ms,
             kinds: self.kinds.iter().filter(|share| share.samples > 0).cloned().collect(),
             sources: self.sources.clone(),
             distributions: (0..SIZES.len()).map(|size| self.distribution(size, &header.strata)).collect(),

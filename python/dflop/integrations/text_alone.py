@@ -1,0 +1,60 @@
+"""Microbatches of text alone where ranks gather the encoder's layers together (FSDP): nobody hangs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from torch.distributed.fsdp import FSDPModule
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dflop.data.sampler import BalancedBatchSampler
+
+
+def is_sharded_by_fsdp2(model: nn.Module | None) -> bool:
+    """Whether `fully_shard` was called on the model or on modules of it."""
+    return model is not None and any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def meet_in_encoder(
+    model: nn.Module | None, sampler: BalancedBatchSampler, rank: int, *, is_fsdp2: bool
+) -> None:
+    """Takes `attend_encoder` where it can; else rank 0 warns, if some samples have media and others none.
+
+    Call it on every rank of a model whose layers are gathered from all ranks, before training. It makes
+    groups of ranks.
+
+    Args:
+        model: that trains; None: it is not known here.
+        sampler: of the training data.
+        rank: of this process.
+        is_fsdp2: whether FSDP2 shards the model, or will.
+    """
+    reason = _why_not_attended(model, is_fsdp2)
+    num_alone, num_samples = sampler.num_text_alone, int(sampler.state_dict()["num_samples"])
+    if reason is not None and rank == 0 and 0 < num_alone < num_samples:
+        warnings.warn(
+            f"{num_alone} of {num_samples} samples have nothing for the encoder. A microbatch of those alone "
+            "leaves the encoder out on one rank, while the others gather its weights and wait for that rank: "
+            f"training hangs. Under FSDP2 `attend_encoder` prevents that, but {reason}. Or have the "
+            "collation add a blank picture, without labels, to a microbatch of text alone",
+            stacklevel=3,
+        )
+
+
+def _why_not_attended(model: nn.Module | None, is_fsdp2: bool) -> str | None:
+    """None where all ranks meet in the encoder, now or before."""
+    if model is None:
+        return "the model is not known here: prepare it before you make the loader"
+    if not is_fsdp2:
+        return "the model is not under FSDP2: take it, or a ZeRO stage below 3"
+    try:
+        # It imports transformers, which accelerate and Lightning do without.
+        from dflop.integrations.encoder import attend_encoder
+
+        attend_encoder(model)
+    except (ValueError, ModuleNotFoundError) as error:
+        return str(error)
+    return None
