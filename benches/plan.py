@@ -8,8 +8,8 @@ every candidate that no certified bound rules out; `regret` is what the quick se
 part of the best step.
 
 `seconds` is the search alone; `processor_seconds` and `peak_bytes` are those of the whole process.
-Pipelines of 16 ranks are 6,066 candidates, each in up to nine modes of recomputation, and take hours to judge. There
-both searches look at a part, and `part` says which: `WHOLE_PARTS`.
+Pipelines of 16 ranks are thousands of candidates, and take too long to judge: a run was stopped after
+twenty minutes. There both searches look at a part, and `part` says which (`WHOLE_PARTS`).
 
 `placement` says which candidates there are. Clusters too large to judge everything are searched among
 colocated layouts and among pipelines alone, too: `regret_to_parts` is what the plan of all candidates takes
@@ -41,7 +41,7 @@ ASKED = {"all": [], "pipelines": ["colocated=false"], "colocated": ["colocated=t
 
 
 WHOLE_PARTS = {("pipelines", 16): "encoder.tp=1,encoder.pp=1,llm.tp=2,cut=even,llm.recompute=none"}
-"""Parts of the candidates that are judged whole, where all of them take too long: layouts like the best one."""
+"""Which candidates are judged whole, where all of them take too long: layouts like the best one."""
 
 
 def row(search: Path, ranks: int, is_whole: bool, placement: str) -> dict[str, Any]:
