@@ -40,7 +40,9 @@ ASKED = {"all": [], "pipelines": ["colocated=false"], "colocated": ["colocated=t
 """What a search is asked for, by placement."""
 
 
-WHOLE_PARTS = {("pipelines", 16): "encoder.tp=1,encoder.pp=1,llm.tp=2,cut=even,llm.recompute=none"}
+WHOLE_PARTS = {
+    ("pipelines", 16): "encoder.tp=1,encoder.pp=1,llm.tp=2,cut=even,encoder.recompute=full,llm.recompute=none"
+}
 """Which candidates are judged whole, where all of them take too long: layouts like the best one."""
 
 
