@@ -118,17 +118,17 @@ pub fn communication(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Optio
     let scheduler = over(network.clone())?;
     let mut batches = sampled_batches(input)?;
     batches.truncate(if batches[0].len() > LARGE_SAMPLES { 1 } else { BATCHES });
-    let schedules: Vec<Schedule> = (0..)
+    let steps: Vec<Schedule> = (0..)
         .zip(&batches)
         .map(|(step, batch)| scheduler.schedule_until(step, batch, Arm::AWARE, &|| true))
         .collect::<Result<_, _>>()?;
     let bytes = byte_network();
     let of_free = |num_free: usize| -> Result<Sent, PlanError> {
         let free = |network: &Network, slower| without(&scaled(network, slower), num_free);
-        let step_ns = makespan_ns(&over(free(network, 1))?, &schedules)?;
+        let step_ns = makespan_ns(&over(free(network, 1))?, &steps)?;
         let of = |network: &Network| -> Result<u64, PlanError> {
             let [once, twice] = [SLOWER, 2 * SLOWER].map(|slower| over(free(network, slower)));
-            let more = work_ns(&twice?, &schedules)?.saturating_sub(work_ns(&once?, &schedules)?);
+            let more = work_ns(&twice?, &steps)?.saturating_sub(work_ns(&once?, &steps)?);
             Ok(u64::try_from(more / u128::from(SLOWER)).unwrap_or(u64::MAX))
         };
         let (ns, bytes) = if num_free == KINDS.len() { (0, 0) } else { (of(network)?, of(&bytes)?) };
@@ -185,19 +185,19 @@ const fn link(collective: Collective, span: LinkSpan, bandwidth_bytes_per_s: u64
     LinkProfile { collective, span, num_ranks: 2, latency_ns: 0, bandwidth_bytes_per_s, points: Vec::new() }
 }
 
-/// The mean step of the schedules, in nanoseconds.
-fn makespan_ns(scheduler: &StepScheduler, schedules: &[Schedule]) -> Result<u64, PlanError> {
+/// The mean step of the steps, in nanoseconds.
+fn makespan_ns(scheduler: &StepScheduler, steps: &[Schedule]) -> Result<u64, PlanError> {
     let mut sum = 0;
-    for schedule in schedules {
+    for schedule in steps {
         sum += scheduler.simulate(schedule)?.makespan_ns;
     }
-    Ok(sum / schedules.len().max(1) as u64)
+    Ok(sum / steps.len().max(1) as u64)
 }
 
-/// What a rank computes and sends in a step, whether beside each other or not, in nanoseconds: the mean over ranks and schedules.
-fn work_ns(scheduler: &StepScheduler, schedules: &[Schedule]) -> Result<u128, PlanError> {
+/// What a rank computes and sends in a step, whether beside each other or not, in nanoseconds: the mean over ranks and steps.
+fn work_ns(scheduler: &StepScheduler, steps: &[Schedule]) -> Result<u128, PlanError> {
     let (mut sum, mut num_ranks) = (0, 0);
-    for schedule in schedules {
+    for schedule in steps {
         let step = scheduler.step_input(schedule)?;
         let rows = step.forward_ns.iter().chain(&step.backward_ns).flatten();
         sum += rows.chain(&step.tail_ns).map(|&ns| u128::from(ns)).sum::<u128>();

@@ -19,7 +19,7 @@ const TRIED_MAX: usize = 2;
 
 /// Pipelines with orders that are given the scheduler's whole search though others are in front of them, where batches are not
 /// tiny. It takes up to half a second a batch where memory is tight. There it gained 2.4 % over the first answers of eight batches,
-/// and 9 % on one (InternVL3 8B on 8 H100, 2026-11-27).
+/// and 9 % on one (`InternVL3` 8B on 8 H100, 2026-11-27).
 const WHOLE_MAX: usize = 2;
 
 /// Samples in one batch beyond which making lists would take longer than the rest of the search.

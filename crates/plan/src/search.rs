@@ -65,8 +65,8 @@ pub(crate) enum Depth {
     Explained,
 }
 
-fn search_to(input: &SearchInput<'_>, depth: Depth) -> Result<Outcome, PlanError> {
-    let explains = depth == Depth::Explained;
+/// Nothing if there is a rank, and no count is 0.
+fn check_counts(input: &SearchInput<'_>) -> Result<(), PlanError> {
     let num_ranks = input.cluster.num_ranks;
     if num_ranks < 1 {
         return Err(PlanError::TooFewRanks { num_ranks });
@@ -79,6 +79,13 @@ fn search_to(input: &SearchInput<'_>, depth: Depth) -> Result<Outcome, PlanError
             return Err(PlanError::Zero { field });
         }
     }
+    Ok(())
+}
+
+fn search_to(input: &SearchInput<'_>, depth: Depth) -> Result<Outcome, PlanError> {
+    let explains = depth == Depth::Explained;
+    check_counts(input)?;
+    let num_ranks = input.cluster.num_ranks;
     check_samples(&input.shapes, input.bucket_tokens_max)?;
     let models = Models::new(input)?;
     let model = models.plain();
