@@ -41,7 +41,7 @@ ASKED = {"all": [], "pipelines": ["colocated=false"], "colocated": ["colocated=t
 
 
 WHOLE_PARTS = {
-    ("pipelines", 16): "encoder.tp=1,encoder.pp=1,llm.tp=2,cut=even,encoder.recompute=full,llm.recompute=none"
+    ("pipelines", 16): "encoder.tp=1,encoder.pp=1,llm.tp=2,cut=even,encoder.recompute=full,llm.recompute=full"
 }
 """Which candidates are judged whole, where all of them take too long: layouts like the best one."""
 
