@@ -8,6 +8,9 @@ every candidate that no certified bound rules out; `regret` is what the quick se
 part of the best step.
 
 `seconds` is the search alone; `processor_seconds` and `peak_bytes` are those of the whole process.
+Pipelines of 16 ranks are thousands of candidates, and take too long to judge: a run was stopped after
+twenty minutes. There both searches look at a part, and `part` says which (`WHOLE_PARTS`).
+
 `placement` says which candidates there are. Clusters too large to judge everything are searched among
 colocated layouts and among pipelines alone, too: `regret_to_parts` is what the plan of all candidates takes
 more than the better of these two, which the search must not pass over.
@@ -37,9 +40,17 @@ ASKED = {"all": [], "pipelines": ["colocated=false"], "colocated": ["colocated=t
 """What a search is asked for, by placement."""
 
 
+WHOLE_PARTS = {
+    ("pipelines", 16): "encoder.tp=1,encoder.pp=1,llm.tp=2,cut=even,encoder.recompute=full,llm.recompute=full"
+}
+"""Which candidates are judged whole, where all of them take too long: layouts like the best one."""
+
+
 def row(search: Path, ranks: int, is_whole: bool, placement: str) -> dict[str, Any]:
     """One search in a process of its own: its answer, time and memory."""
-    command = [str(search), str(ranks), *(["whole"] if is_whole else []), *ASKED[placement]]
+    part = WHOLE_PARTS.get((placement, ranks)) if is_whole else None
+    only = ",".join([*ASKED[placement], *([part] if part else [])])
+    command = [str(search), str(ranks), *(["whole"] if is_whole else []), *([only] if only else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     said = process.stdout.read()
@@ -47,7 +58,7 @@ def row(search: Path, ranks: int, is_whole: bool, placement: str) -> dict[str, A
     if status != 0:
         sys.exit(f"{' '.join(command)} ended with status {os.waitstatus_to_exitcode(status)}")
     spent = {"processor_seconds": usage.ru_utime + usage.ru_stime, "peak_bytes": usage.ru_maxrss * PEAK_UNIT}
-    return json.loads(said) | spent | {"placement": placement}
+    return json.loads(said) | spent | {"placement": placement, "part": part}
 
 
 def main() -> None:
@@ -67,9 +78,10 @@ def main() -> None:
             rows.append(one)
             regret = "" if one.get("regret") is None else f", regret {100 * one['regret']:.2f} %"
             memory = one["peak_bytes"] / 2**20
+            part = f" ({one['part']})" if one["part"] else ""
             print(
                 f"{ranks:>6} ranks, {one['placement']:<9} {one['seconds']:.2f} s, {memory:.0f} MiB{regret}: "
-                f"{one['plan']}",
+                f"{one['plan']}{part}",
                 file=sys.stderr,
             )
     for ranks in set(wanted.ranks) - set(wanted.whole):

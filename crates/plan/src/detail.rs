@@ -11,7 +11,7 @@
 use crate::error::PlanError;
 use crate::input::{SearchEffort, SearchInput};
 use crate::models::Models;
-use crate::search::{plan_alone, sampled_batches};
+use crate::search::{sampled_batches, step_alone_ns};
 use crate::space::Candidate;
 use crate::work_bound::work_bound_ns;
 use dflop_cost::RankMemory;
@@ -171,14 +171,16 @@ fn without_parts(
     for (part, name) in parts(plan) {
         let both = if asked.is_empty() { part.to_owned() } else { format!("{asked},{part}") };
         let Ok(only) = both.parse() else { continue };
-        let best = plan_alone(&SearchInput {
+        // On the batches of the detail, whose step it is compared with.
+        let step_ns = step_alone_ns(&SearchInput {
             only,
             compares: false,
             effort: SearchEffort::Quick,
+            num_sampled_batches: input.num_sampled_batches.min(BATCHES as u32),
             progress: &|_, _| {},
             ..input.clone()
         })?;
-        found.push((name, best.map(|plan| plan.prediction.step_ns_mean)));
+        found.push((name, step_ns));
     }
     Ok(found)
 }

@@ -6,6 +6,7 @@ use crate::objective::Objective;
 use dflop_step::{Arm, StepError, StepScheduler};
 use dflop_types::statistics::Interval;
 use dflop_types::{PlanPrediction, Rejection, SampleIndex};
+use rayon::prelude::*;
 
 /// What became of a candidate that was judged.
 #[derive(Debug, Clone)]
@@ -118,15 +119,28 @@ pub(crate) fn evaluate(
 ) -> Result<Outlook, PlanError> {
     let mut least_ns = bounds_ns.to_vec();
     let mut judged = Vec::with_capacity(batches.len());
-    for (at, batch) in batches.iter().enumerate() {
+    // The first batch alone: most candidates that fall do so there. The others at once.
+    let (first, rest) = batches.split_at(batches.len().min(1));
+    for some in [first, rest] {
         if cutoff_ns.is_some_and(|cutoff| objective.of(&least_ns) > cutoff) {
             return Ok(Outlook::Falls(Rejection::Bound));
         }
-        match judge_batch(scheduler, at as u64, batch, &|| false)? {
-            Err(rejection) => return Ok(Outlook::Falls(rejection)),
-            Ok(one) => {
-                least_ns[at] = one.makespan_ns;
-                judged.push(one);
+        let before = judged.len();
+        let judge = |(at, batch): (usize, &Vec<SampleIndex>)| {
+            judge_batch(scheduler, (before + at) as u64, batch, &|| false)
+        };
+        let verdicts: Vec<Verdict> =
+            some.par_iter().enumerate().map(judge).collect::<Result<_, PlanError>>()?;
+        for verdict in verdicts {
+            if cutoff_ns.is_some_and(|cutoff| objective.of(&least_ns) > cutoff) {
+                return Ok(Outlook::Falls(Rejection::Bound));
+            }
+            match verdict {
+                Err(rejection) => return Ok(Outlook::Falls(rejection)),
+                Ok(one) => {
+                    least_ns[judged.len()] = one.makespan_ns;
+                    judged.push(one);
+                }
             }
         }
     }

@@ -19,6 +19,7 @@ use crate::found::{Found, NUM_RANKED};
 use crate::input::SearchInput;
 use crate::models::Models;
 use crate::run_memory::{Held, Run, RunMemory};
+use crate::search::Depth;
 use crate::space::Candidate;
 use dflop_step::StepScheduler;
 use dflop_types::{PlanPrediction, Recomputation, Rejection, SampleIndex};
@@ -27,6 +28,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The most candidates that are judged on the first batch.
 const FIRST_MAX: usize = 96;
+/// As [`FIRST_MAX`], where only a step to compare with is asked for.
+const FIRST_OF_STEP: usize = 16;
 /// The fewest candidates that are judged on the first batch, however many samples it has.
 const FIRST_MIN: usize = 2;
 /// Between these two limits: so many candidates that their batches together have this many samples. Scheduling takes
@@ -94,11 +97,11 @@ const MORE_SAMPLES_MAX: usize = 2_048;
 const MORE_KEPT: usize = 4;
 
 /// Candidates judged at once. It does not depend on the number of cores, so that a search does the same on any machine.
-const AT_ONCE: usize = 8;
+pub(crate) const AT_ONCE: usize = 8;
 
 /// A candidate whose estimate is above this is not judged; `step_ns` is the best judged step. The margin of a twelfth is
 /// there because estimates are some percent off.
-const fn far(step_ns: u64) -> u64 {
+pub(crate) const fn far(step_ns: u64) -> u64 {
     step_ns.saturating_add(step_ns / 12)
 }
 
@@ -132,6 +135,7 @@ pub(crate) fn judge(
     models: &Models,
     mut contenders: Vec<Contender>,
     held: &Held<'_>,
+    depth: Depth,
     found: &mut Found,
     progress: &dyn Fn(&Found),
 ) -> Result<(), PlanError> {
@@ -146,7 +150,8 @@ pub(crate) fn judge(
         (one.rough.is_over, one.rough.step_ns.saturating_add(late_ns), one.rough, one.candidate)
     };
     contenders.par_sort_unstable_by_key(key);
-    let first = first_of(size);
+    let is_brief = depth == Depth::Step;
+    let first = if is_brief { first_of(size).min(FIRST_OF_STEP) } else { first_of(size) };
     let mut waiting = contenders.into_iter().peekable();
     let mut num_tried = 0;
     // It may be that no candidate that fits the sampled batches fits the heaviest batches of the run. Then the next
@@ -157,7 +162,7 @@ pub(crate) fn judge(
         while let Some(next) = waiting.peek() {
             let best_ns = judged.iter().map(Judgement::step_ns).min();
             let most = if judged.is_empty() { TRIED_MAX.max(first) } else { first };
-            let is_far = size > PATIENT_SAMPLES_MAX
+            let is_far = (is_brief || size > PATIENT_SAMPLES_MAX)
                 && best_ns.is_some_and(|ns| judged.len() >= NUM_RANKED && next.rough.step_ns > far(ns));
             if num_tried - num_before >= most || is_far || !judged.is_empty() && (input.halt)() {
                 break;
@@ -195,7 +200,7 @@ pub(crate) fn judge(
         waiting = left.into_iter().peekable();
         judged.sort_by_key(|one| (one.step_ns(), one.contender.candidate));
         found.num_judged += judged.len() as u64;
-        let kept = if size <= PATIENT_SAMPLES_MAX { 2 * NUM_RANKED } else { NUM_RANKED };
+        let kept = if size <= PATIENT_SAMPLES_MAX && !is_brief { 2 * NUM_RANKED } else { NUM_RANKED };
         while found.ranked.is_empty() && !judged.is_empty() {
             let other = best_other(&judged, kept).map(|at| judged.remove(at));
             let left = judged.split_off(kept.min(judged.len()));
@@ -205,7 +210,7 @@ pub(crate) fn judge(
                 found.insert(&one.contender.candidate, input, &one.judged);
             }
             if size <= WHOLE_SAMPLES_MAX {
-                polish::polish(input, models, batches, found)?;
+                polish::polish(input, models, batches, depth, found)?;
             }
             confirm(input, models, run.as_ref(), found)?;
         }
@@ -282,7 +287,7 @@ pub(crate) fn judge_more(
         found.insert(&one.contender.candidate, input, &one.judged);
     }
     if size <= WHOLE_SAMPLES_MAX {
-        polish::polish(input, models, batches, found)?;
+        polish::polish(input, models, batches, Depth::Explained, found)?;
     }
     confirm(input, models, run.as_ref(), found)
 }
@@ -362,7 +367,7 @@ fn sort_out(verdicts: Vec<(Contender, Verdict)>, judged: &mut Vec<Judgement>, fo
 
 /// The scheduler's first answer for one batch. The answer of its whole search instead if the batch is tiny, or if the
 /// batch is small and the first answer does not fit.
-fn first_answer(
+pub(crate) fn first_answer(
     input: &SearchInput<'_>,
     scheduler: &StepScheduler,
     step: u64,
@@ -415,7 +420,7 @@ fn rest_of_batches(
 
 /// Schedules candidates on those global batches of the run that may come near the memory budget, and says which
 /// candidates fit.
-fn on_run(
+pub(crate) fn on_run(
     input: &SearchInput<'_>,
     models: &Models,
     run: &Run,

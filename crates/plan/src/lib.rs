@@ -55,7 +55,7 @@ mod work_bound;
 
 pub use baseline::{compare, data_parallel_of, refusal};
 pub use caveats::Caveats;
-pub use communication::exposed_communication_ns;
+pub use communication::{Communication, Sent, communication};
 pub use data_parallel::{DataParallel, DataParallelStep};
 pub use detail::{Detail, detail};
 pub use error::PlanError;

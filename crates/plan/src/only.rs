@@ -49,6 +49,16 @@ pub enum ParseOnlyError {
     /// A part without `=`, or with an unknown name.
     #[error("`{0}` names no part of a plan, must be one of: {names}", names = NAMES.join(", "))]
     Name(String),
+    /// A part of one component that a plan has for both: sharding, and the way of cutting layers into stages.
+    #[error("`{name}` is no choice of its own, `{both}` is: {why}; the parts of a plan are {names}", names = NAMES.join(", "))]
+    Both {
+        /// What was given.
+        name: String,
+        /// The part that asks for both components.
+        both: &'static str,
+        /// Why there is none for one component.
+        why: &'static str,
+    },
     /// A value that the part cannot have.
     #[error("`{name}={value}`: must be {rule}")]
     Value {
@@ -82,6 +92,25 @@ const NAMES: [&str; 15] = [
     "shard_ranks",
 ];
 
+/// Parts that a plan has for both components at once, and why.
+const OF_BOTH: [(&str, &str); 3] = [
+    (
+        "cut",
+        "where layers are cut unevenly, both components have the cut that makes their longest stage shortest",
+    ),
+    ("zero", "both components shard the same, each over its own replicas"),
+    ("shard_ranks", "both components shard over as many replicas"),
+];
+
+/// The error of a part with an unknown name.
+fn unknown(part: &str, name: &str) -> ParseOnlyError {
+    let of_one = ["encoder.", "llm."].into_iter().find_map(|component| name.strip_prefix(component));
+    match OF_BOTH.into_iter().find(|(both, _)| of_one == Some(*both)) {
+        Some((both, why)) => ParseOnlyError::Both { name: name.to_owned(), both, why },
+        None => ParseOnlyError::Name(part.to_owned()),
+    }
+}
+
 impl FromStr for Only {
     type Err = ParseOnlyError;
 
@@ -91,7 +120,7 @@ impl FromStr for Only {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let Some(name) = NAMES.into_iter().find(|known| *known == name.trim()) else {
-                return Err(ParseOnlyError::Name(part.to_owned()));
+                return Err(unknown(part, name.trim()));
             };
             if named.contains(&name) {
                 return Err(ParseOnlyError::Twice(name));
@@ -332,6 +361,28 @@ mod tests {
         let gathered = "and the ranks of a pipeline do not gather parameters (`zero=3`)";
         assert_eq!([why("zero=3,llm.pp=2", 8), why("colocated=false,zero=3", 8)], [gathered; 2]);
         assert_eq!(why("cut=uneven,llm.pp=3", 8), "where an even cut is the best, no other is tried");
+    }
+
+    /// A plan shards both components the same, and the search tries one uneven cut of both. Who asks for one of them is told so.
+    #[test]
+    fn what_both_components_share_is_not_asked_of_one() {
+        let error = |text: &str| text.parse::<Only>().unwrap_err().to_string();
+        let names = NAMES.join(", ");
+        assert_eq!(
+            error("encoder.zero=1,llm.zero=3"),
+            format!(
+                "`encoder.zero` is no choice of its own, `zero` is: both components shard the same, each over its own replicas; the parts of a plan are {names}"
+            )
+        );
+        assert!(error("llm.cut=uneven").starts_with("`llm.cut` is no choice of its own, `cut` is: "));
+        assert!(error("llm.shard_ranks=8").starts_with("`llm.shard_ranks` is no choice of its own"));
+        assert!(error("llm.order=1").starts_with("`llm.order=1` names no part of a plan"));
+        // The uneven cut itself can be asked for, and is that of either component.
+        let uneven: Only = "cut=uneven".parse().unwrap();
+        let degrees = |pp| dflop_types::ComponentLayout { tp: 1, pp, dp: 1 };
+        let even = Layout::disaggregated(degrees(1), degrees(2));
+        let cut = dflop_types::LayerCut::new(&[3, 5]).unwrap();
+        assert!(!uneven.has_layout(&even) && uneven.has_layout(&Layout { llm_cut: Some(cut), ..even }));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::evaluate::{Outlook, evaluate};
 use crate::found::Found;
 use crate::funnel;
 use crate::input::{SearchEffort, SearchInput};
-use crate::judge::judge_one;
+use crate::judge::{judge_one, judge_some};
 use crate::mend::mends;
 use crate::models::Models;
 use crate::objective::Objective;
@@ -39,16 +39,34 @@ use dflop_types::{Cluster, Layout, RankedPlan, Rejection, SampleIndex};
 /// [`PlanError::TooFewRanks`], [`PlanError::Zero`], [`PlanError::Cost`]; [`PlanError::Step`] where no global batch can be
 /// drawn, a sample alone is over the cap on tokens, or times overflow. No plan that fits is no error.
 pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
-    search_and(input, true)
+    search_to(input, Depth::Explained)
 }
 
 /// The plan of a search alone, on all ranks of its cluster: what only explains an outcome, such as mends of what does not fit, is
 /// left out, as it takes longer than such a search.
 pub(crate) fn plan_alone(input: &SearchInput<'_>) -> Result<Option<RankedPlan>, PlanError> {
-    Ok(search_and(input, false)?.ranked.first().copied())
+    Ok(search_to(input, Depth::Plan)?.ranked.first().copied())
 }
 
-fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanError> {
+/// The step of the plan that [`plan_alone`] would find, or a little more, in a fraction of its time: the scheduler's whole search
+/// judges the plan in front alone.
+pub(crate) fn step_alone_ns(input: &SearchInput<'_>) -> Result<Option<u64>, PlanError> {
+    Ok(search_to(input, Depth::Step)?.ranked.first().map(|plan| plan.prediction.step_ns_mean))
+}
+
+/// What a search is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// One step, to compare another plan with.
+    Step,
+    /// A plan.
+    Plan,
+    /// A plan, and all that explains it.
+    Explained,
+}
+
+/// Nothing if there is a rank, and no count is 0.
+fn check_counts(input: &SearchInput<'_>) -> Result<(), PlanError> {
     let num_ranks = input.cluster.num_ranks;
     if num_ranks < 1 {
         return Err(PlanError::TooFewRanks { num_ranks });
@@ -61,6 +79,13 @@ fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanEr
             return Err(PlanError::Zero { field });
         }
     }
+    Ok(())
+}
+
+fn search_to(input: &SearchInput<'_>, depth: Depth) -> Result<Outcome, PlanError> {
+    let explains = depth == Depth::Explained;
+    check_counts(input)?;
+    let num_ranks = input.cluster.num_ranks;
     check_samples(&input.shapes, input.bucket_tokens_max)?;
     let models = Models::new(input)?;
     let model = models.plain();
@@ -76,7 +101,9 @@ fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanEr
     let mut compared = if input.compares { rivals(input, &models, &contenders, &held)? } else { Vec::new() };
     let balanced = balanced_rival(&compared, &contenders);
     match input.effort {
-        SearchEffort::Quick => funnel::judge(input, &models, contenders, &held, &mut found, &progress)?,
+        SearchEffort::Quick => {
+            funnel::judge(input, &models, contenders, &held, depth, &mut found, &progress)?;
+        }
         SearchEffort::Whole => judge_all(input, &models, contenders, &held, &mut found, &progress)?,
     }
     if let Some((contender, ns)) = balanced {
@@ -86,7 +113,7 @@ fn search_and(input: &SearchInput<'_>, explains: bool) -> Result<Outcome, PlanEr
         num_candidates += try_parts(input, &models, &known, &held, &mut found)?;
         on_fewer_ranks(input, &models, &known, &held, &found, &mut compared)?;
     }
-    num_candidates += try_orders(input, &models, &held, &mut found)?;
+    num_candidates += try_orders(input, &models, &held, depth, &mut found)?;
     // Some degrees were left out before anything was judged. Their least steps now tell which of them are certainly slower
     // than the plans kept.
     let cutoff_ns = found.cutoff_ns();
@@ -230,17 +257,15 @@ fn judge_all(
     progress: &dyn Fn(&Found),
 ) -> Result<(), PlanError> {
     contenders.sort_by_cached_key(|contender| (contender.bound_sum_ns(), contender.candidate));
-    for (position, contender) in contenders.iter().enumerate() {
+    let mut num_left = contenders.len();
+    for some in contenders.chunks(funnel::AT_ONCE) {
         progress(found);
         if found.num_judged > 0 && (input.halt)() {
-            found.num_left = (contenders.len() - position) as u64;
+            found.num_left = num_left as u64;
             break;
         }
-        if let Some(rejection) =
-            judge_one(input, models, &contender.candidate, &contender.bounds_ns, held, found)?
-        {
-            found.rejections.push(rejection);
-        }
+        num_left -= some.len();
+        judge_some(input, models, some, held, found)?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 mod asked;
 mod baseline;
 mod colocated;
+mod communication;
 mod explain;
 mod fewer_ranks;
 #[path = "../../step/tests/fixture/mod.rs"]

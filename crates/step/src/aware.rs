@@ -144,6 +144,7 @@ impl StepScheduler {
     /// Places under the fractions of `capped`, with action lists made by bytes. `None` if no such places or lists fit.
     fn emptied(&self, capped: &Search) -> Result<Option<Schedule>, StepError> {
         let mut best: Option<Schedule> = None;
+        let effort = if (capped.halt)() { capped.effort.of_first_answer() } else { capped.effort };
         // The search for the shortest step ignores memory and puts giants into different microbatches. In one
         // microbatch, side by side, they empty the pipeline only once.
         for placed in [capped.best(), capped.of_like_load()] {
@@ -152,7 +153,7 @@ impl StepScheduler {
                 placed => placed?,
             };
             // A split backward holds some of a microbatch until its W. A giant leaves no room for that.
-            let making = Making { input: &self.input_of(&placed), is_split: false, effort: capped.effort };
+            let making = Making { input: &self.input_of(&placed), is_split: false, effort };
             let is_shorter = |found: &Schedule, best: &Option<Schedule>| {
                 best.as_ref().is_none_or(|best| found.predicted_makespan_ns < best.predicted_makespan_ns)
             };

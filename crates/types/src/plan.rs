@@ -193,7 +193,8 @@ pub enum Rejection {
     Memory {
         /// The component whose rank is over.
         component: Component,
-        /// Smallest need over the candidates counted here, in bytes.
+        /// Smallest need over the candidates counted here as they were tried, in bytes. It is no lower bound: other layouts of as
+        /// many ranks, which were not tried, may need less.
         needed_bytes: u64,
         /// The budget, in bytes.
         budget_bytes: u64,
@@ -244,7 +245,7 @@ impl fmt::Display for Rejection {
             }
             Self::Memory { component, needed_bytes, budget_bytes } => write!(
                 f,
-                "{component} rank does not fit: needs at least {}, memory budget is {}",
+                "{component} rank does not fit: the least that was tried needs {}, memory budget is {}",
                 memory_size(*needed_bytes),
                 memory_size(*budget_bytes)
             ),

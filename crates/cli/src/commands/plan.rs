@@ -10,8 +10,8 @@ use crate::config::Config;
 use dflop_analytic::{Architecture, HARDWARE, Hardware};
 use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
 use dflop_plan::{
-    Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, detail, explain,
-    exposed_communication_ns, fewer_ranks, search, way_out,
+    Communication, Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, Sent, communication,
+    detail, explain, fewer_ranks, search, way_out,
 };
 use dflop_types::{
     DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, Plan, RankedPlan, Tower, Trained, artifact,
@@ -82,7 +82,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let asked = arguments.explain.as_deref().filter(|_| !outcome.ranked.is_empty());
     let explained = asked.map(|asked| explained(&input, &outcome, asked)).transpose()?;
     let fewer = if arguments.compare { fewer_ranks(&input, &outcome)? } else { None };
-    let exposed_ns = exposed_ns(&input, &outcome)?;
+    let sent = outcome.ranked.first().map(|best| communication(&input, best)).transpose()?.flatten();
     bar.finish_and_clear();
     let run = arguments.samples.map(|samples| Run {
         samples,
@@ -95,7 +95,11 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         let seconds = start.elapsed().as_secs_f64();
         let mut value = as_json(&outcome, hint.as_deref(), &inputs, seconds);
         let parts = [
-            ("exposed_communication_ms", exposed_ns.map(|ns| json!(ns as f64 / 1e6))),
+            (
+                "exposed_communication_ms",
+                sent.as_ref().map(|sent| json!(sent.total().exposed_ns as f64 / 1e6)),
+            ),
+            ("communication", sent.as_ref().map(communication_json)),
             ("fewer_ranks", fewer.as_ref().map(fewer_json)),
             ("run", costs.map(|(run, ns)| run.json(ns, &baselines(&outcome)))),
             ("explained", explained.as_ref().map(|(plan, detail)| detail_json(plan, detail))),
@@ -119,7 +123,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         }
         None if !arguments.json => {
             out!("{}", explain(&outcome));
-            out!("{}", speed(&outcome, &inputs, exposed_ns, fewer.as_ref()));
+            out!("{}", speed(&outcome, &inputs, sent.as_ref(), fewer.as_ref()));
             if let Some((run, ns)) = costs {
                 out!("{}", run.words(ns, &baselines(&outcome)));
             }
@@ -133,14 +137,6 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         found.tell(&change, &arguments.files.config.config, &out, arguments.json)
     })?;
     replace(&out, &plan)
-}
-
-/// The exposed communication of the plan, in nanoseconds; `None` where there is no plan, or nothing is known of links.
-fn exposed_ns(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<u64>, Failure> {
-    match outcome.ranked.first() {
-        Some(best) => Ok(exposed_communication_ns(input, best)?),
-        None => Ok(None),
-    }
 }
 
 /// The profile says which tensor degrees it has; the model, why it cannot have another.
@@ -268,23 +264,22 @@ fn baselines(outcome: &Outcome) -> Vec<(String, u64)> {
     ways.filter_map(|way| Some((way.way.clone(), way.step_ns_mean?))).collect()
 }
 
-/// Samples a second of the plan, its MFU, the communication that no computing hides, and what fewer ranks would give.
-fn speed(outcome: &Outcome, inputs: &Inputs, exposed_ns: Option<u64>, fewer: Option<&FewerRanks>) -> String {
+/// Samples a second of the plan, its MFU, its communication, and what fewer ranks would give.
+fn speed(
+    outcome: &Outcome,
+    inputs: &Inputs,
+    sent: Option<&Communication>,
+    fewer: Option<&FewerRanks>,
+) -> String {
     let Some(best) = outcome.ranked.first() else { return String::new() };
     let step_ns = best.prediction.step_ns_mean;
     let (rate, num_ranks) = (samples_per_s(outcome, step_ns), best.layout.num_ranks());
     let of_rank = number::number(rate / f64::from(num_ranks));
     let mfu = mfu(inputs, rate, num_ranks)
         .map_or_else(String::new, |mfu| format!(", MFU {} (encoder counted)", number::percent(mfu)));
-    let exposed = exposed_ns.map_or_else(String::new, |ns| {
-        let part = number::percent(ns as f64 / step_ns.max(1) as f64);
-        format!(
-            "exposed communication: {} of the step, {part}: what computing does not hide\n",
-            number::ns(ns)
-        )
-    });
+    let sent = sent.map_or_else(String::new, |sent| sent.words(step_ns));
     let fewer = fewer.map_or_else(String::new, |fewer| format!("{}\n", fewer.words()));
-    format!("\nspeed: {} samples/s, {of_rank} of each rank{mfu}\n{exposed}{fewer}", number::number(rate))
+    format!("\nspeed: {} samples/s, {of_rank} of each rank{mfu}\n{sent}{fewer}", number::number(rate))
 }
 
 /// Operations of forward and backward over those that the devices could do, by samples a second; `None` for a device that the table
@@ -297,6 +292,20 @@ fn mfu(inputs: &Inputs, samples_per_s: f64, num_ranks: u32) -> Option<f64> {
         None => products_with_weights(model, data),
     };
     Some(samples_per_s * useful / (peak * f64::from(num_ranks)))
+}
+
+/// Communication of a step: that of all kinds, and by kind.
+fn communication_json(communication: &Communication) -> Value {
+    let of = |sent: &Sent| {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        json!({"bytes": sent.bytes, "time_ms": ms(sent.ns), "exposed_ms": ms(sent.exposed_ns),
+               "overlapped_ms": ms(sent.overlapped_ns())})
+    };
+    let kinds: Map<_, _> =
+        communication.kinds.iter().map(|(name, sent)| (name.replace([' ', '-'], "_"), of(sent))).collect();
+    let mut value = of(&communication.total());
+    value["by_kind"] = Value::Object(kinds);
+    value
 }
 
 fn fewer_json(fewer: &FewerRanks) -> Value {

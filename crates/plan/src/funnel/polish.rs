@@ -6,6 +6,7 @@ use crate::evaluate::{Judged, Verdict, judge_batch};
 use crate::found::{Found, NUM_RANKED};
 use crate::input::SearchInput;
 use crate::models::Models;
+use crate::search::Depth;
 use crate::space::Candidate;
 use dflop_types::{RankedPlan, Rejection, SampleIndex};
 use rayon::prelude::*;
@@ -16,11 +17,17 @@ pub(super) fn polish(
     input: &SearchInput<'_>,
     models: &Models,
     batches: &[Vec<SampleIndex>],
+    depth: Depth,
     found: &mut Found,
 ) -> Result<(), PlanError> {
-    let is_small = batches[0].len() <= PATIENT_SAMPLES_MAX;
+    let is_small = batches[0].len() <= PATIENT_SAMPLES_MAX && depth != Depth::Step;
+    let most = match depth {
+        Depth::Step => 1,
+        _ if is_small => NUM_RANKED,
+        _ => WHOLE_MAX,
+    };
     let mut polished: Vec<Candidate> = Vec::new();
-    while polished.len() < if is_small { NUM_RANKED } else { WHOLE_MAX } && !(input.halt)() {
+    while polished.len() < most && !(input.halt)() {
         let best_ns = found.ranked.first().map_or(0, |plan| found.value_ns(plan));
         let is_open = |plan: &RankedPlan| !polished.contains(&Candidate::from(plan));
         // A plan in front, or so near that the whole search may put it there: with few samples and a tight memory it gains a

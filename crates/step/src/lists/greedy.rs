@@ -147,6 +147,8 @@ pub(crate) struct Rule {
 #[derive(Debug, Clone, Copy, Default)]
 struct RankState {
     free_ns: u64,
+    /// How long it may still be idle in a pass that is not too long.
+    spare_ns: u64,
     /// Positions in the turns: of the next F, of the next B or I, of the next W.
     forward: usize,
     backward: usize,
@@ -172,10 +174,17 @@ impl Arrival {
 pub(crate) type Listed = Vec<(ActionKind, Turn)>;
 
 /// The lists that a pass made, and its scratch space, so that the next pass allocates nothing.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Pass {
     /// By rank.
     pub(crate) lists: Vec<Listed>,
+    /// When each rank may begin.
+    ready_ns: Vec<u64>,
+    /// The makespan of a step in which a rank is never idle, by rank: when it may begin, its work, and the longest tail of its
+    /// component.
+    least_ns: Vec<u64>,
+    /// The arrivals of forwards and of backwards before anything has run.
+    first: [Vec<Arrival>; 2],
     ranks: Vec<RankState>,
     forward: Vec<Arrival>,
     backward: Vec<Arrival>,
@@ -183,17 +192,64 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
+    pub(crate) fn new(work: &Work) -> Self {
+        let (step, m) = (work.step, work.num_microbatches());
+        let ready_ns: Vec<u64> = (0..work.ranks.len())
+            .map(|rank| if m == 0 { 0 } else { step.ready_ns.get(rank).map_or(0, |&ns| ns) })
+            .collect();
+        let mut tail_ns = [0; 2];
+        for (of, &ns) in work.ranks.iter().zip(&step.tail_ns) {
+            tail_ns[of.component] = ns.max(tail_ns[of.component]);
+        }
+        let mut least_ns: Vec<u64> =
+            work.ranks.iter().zip(&ready_ns).map(|(of, ready_ns)| ready_ns + tail_ns[of.component]).collect();
+        let mut first = [Vec::new(), Vec::new()];
+        for (row, of) in work.rows.iter().enumerate() {
+            for j in 0..m {
+                let backward_ns = if work.is_split {
+                    step.input_ns[row][j] + step.weight_ns[row][j]
+                } else {
+                    step.backward_ns[row][j]
+                };
+                least_ns[of.rank as usize] += step.forward_ns[row][j] + backward_ns;
+                let missing = [work.before(row, j), work.after(row, j)].map(|others| others.len() as u32);
+                for (first, missing) in first.iter_mut().zip(missing) {
+                    first.push(Arrival { ns: 0, missing });
+                }
+            }
+        }
+        Self {
+            lists: vec![Vec::new(); work.ranks.len()],
+            ready_ns,
+            least_ns,
+            first,
+            ranks: Vec::new(),
+            forward: Vec::new(),
+            backward: Vec::new(),
+            events: BinaryHeap::new(),
+        }
+    }
+
     /// Makes the lists of `work` with the `turns` of each component; their makespan in nanoseconds, tails included.
     ///
+    /// `None` if the makespan is above `most_ns`. The pass ends as soon as that is certain, because a rank has been idle for too
+    /// long: most orders that a search tries are longer than the best one, and half of such a pass need not be run.
+    ///
+    /// ```text
+    /// makespan >= when a rank may begin + its work + its idle time so far + the longest tail of its component
+    /// ```
+    ///
     /// *Complexity*: O(n log n) for n actions.
-    pub(crate) fn run(&mut self, work: &Work, turns: &[Turns; 2], rule: Rule) -> u64 {
-        self.reset(work);
+    pub(crate) fn run(&mut self, work: &Work, turns: &[Turns; 2], rule: Rule, most_ns: u64) -> Option<u64> {
+        self.reset(most_ns)?;
         while let Some(Reverse((now_ns, rank))) = self.events.pop() {
             let rank = rank as usize;
             let of_rank = &turns[work.ranks[rank].component];
             if self.ranks[rank].free_ns <= now_ns
                 && let Some(kind) = self.choose(work, of_rank, rule, rank, now_ns)
             {
+                let state = &mut self.ranks[rank];
+                state.spare_ns = state.spare_ns.checked_sub(now_ns - state.free_ns)?;
                 self.start(work, of_rank, rank, kind, now_ns);
             }
         }
@@ -203,30 +259,23 @@ impl Pass {
         }
         let ends =
             work.ranks.iter().zip(&work.step.tail_ns).map(|(of, tail_ns)| meet_ns[of.component] + tail_ns);
-        ends.max().unwrap_or(0)
+        ends.max().or(Some(0)).filter(|&makespan_ns| makespan_ns <= most_ns)
     }
 
-    fn reset(&mut self, work: &Work) {
-        let (num_ranks, m) = (work.ranks.len(), work.num_microbatches());
-        self.lists.resize(num_ranks, Vec::new());
+    /// Nothing has run. `None` if some rank has too much work for a makespan of `most_ns`.
+    fn reset(&mut self, most_ns: u64) -> Option<()> {
         self.lists.iter_mut().for_each(Vec::clear);
         self.ranks.clear();
-        self.forward.clear();
-        self.backward.clear();
         self.events.clear();
-        for rank in 0..num_ranks {
-            let free_ns = if m == 0 { 0 } else { work.step.ready_ns.get(rank).map_or(0, |&ns| ns) };
-            self.ranks.push(RankState { free_ns, ..RankState::default() });
-            self.events.push(Reverse((free_ns, rank as u32)));
+        for (rank, (&free_ns, &least_ns)) in (0..).zip(self.ready_ns.iter().zip(&self.least_ns)) {
+            let spare_ns = most_ns.checked_sub(least_ns)?;
+            self.ranks.push(RankState { free_ns, spare_ns, ..RankState::default() });
+            self.events.push(Reverse((free_ns, rank)));
         }
-        for row in 0..work.rows.len() {
-            for j in 0..m {
-                let missing = work.before(row, j).len() as u32;
-                self.forward.push(Arrival { ns: 0, missing });
-                let missing = work.after(row, j).len() as u32;
-                self.backward.push(Arrival { ns: 0, missing });
-            }
-        }
+        let [forward, backward] = &self.first;
+        self.forward.clone_from(forward);
+        self.backward.clone_from(backward);
+        Some(())
     }
 
     /// The action that a free rank starts now; `None` if it must wait, or chooses to.

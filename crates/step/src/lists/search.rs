@@ -50,8 +50,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The makespan under a rule, with the microbatches in `order` and ranks with chunks in so many rounds. `None` if a rank has
-    /// too little room for that.
+    /// The makespan under a rule, with the microbatches in `order` and ranks with chunks in so many rounds; `u64::MAX` if it is
+    /// longer than the best. `None` if a rank has too little room for that.
     fn attempt(&mut self, rule: Rule, order: &[u32], num_rounds: u32) -> Option<u64> {
         let chunks = self.work.step.layout.llm_interleave;
         let [encoder, llm] = &mut self.turns;
@@ -61,8 +61,11 @@ impl Search<'_> {
         if chunks > 1 && !self.work.has_room(&self.turns) {
             return None;
         }
-        let makespan_ns = self.pass.run(self.work, &self.turns, rule);
-        if self.best.as_ref().is_none_or(|best| makespan_ns < best.makespan_ns) {
+        let best_ns = self.best.as_ref().map_or(u64::MAX, |best| best.makespan_ns);
+        let Some(makespan_ns) = self.pass.run(self.work, &self.turns, rule, best_ns) else {
+            return Some(u64::MAX);
+        };
+        if self.best.is_none() || makespan_ns < best_ns {
             let lists = self.pass.lists.clone();
             self.best = Some(Found { makespan_ns, rule, order: order.to_vec(), num_rounds, lists });
         }
@@ -77,7 +80,7 @@ pub(crate) fn search(work: &Work, effort: usize) -> Vec<Listed> {
     let of_pass = (work.rows.len() * m * if work.is_split { 3 } else { 2 }).max(1);
     let num_passes = (effort / of_pass).max(1);
     let mut search =
-        Search { work, pass: Pass::default(), turns: Default::default(), alone: work.alone(), best: None };
+        Search { work, pass: Pass::new(work), turns: Default::default(), alone: work.alone(), best: None };
     let (rules, orders, rounds) = (rules(work.is_split), orders(work), rounds(&work.step.layout, m as u32));
     let mut starts = Vec::with_capacity(rules.len() * orders.len() * rounds.len());
     if rounds.len() == 1 {
