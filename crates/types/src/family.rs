@@ -82,7 +82,7 @@ pub const FAMILIES: [FamilyRecord; 24] = {
         record("qwen2_vl", PICTURES, [YES, YES, YES, YES, YES]),
         record("qwen3_5", PICTURES, [YES, YES, YES, YES, YES]),
         record("qwen3_5_moe", PICTURES, [YES, YES, YES, YES, YES]),
-        record("qwen3_omni_moe", &["image", "video", "audio"], [YES, YES, YES, YES, NO]),
+        record("qwen3_omni_moe", &["image", "video", "audio"], [YES, YES, YES, YES, YES]),
         record("qwen3_vl", PICTURES, [YES, YES, YES, YES, YES]),
         record("qwen3_vl_moe", PICTURES, [YES, YES, YES, YES, YES]),
         record("smolvlm", PICTURES, [YES, YES, YES, YES, YES]),

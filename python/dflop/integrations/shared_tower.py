@@ -220,7 +220,9 @@ class SharedTower:
                 self._unread = [p for p in self.tower.parameters() if id(p) not in used]
             token = depend(self._new_token(), self._unread)
         else:
-            token = pass_children(self.tower, self._new_token(), self._family.unread(self.tower))
+            first = [getattr(self.tower, name) for name in self._family.called_first]
+            unread = self._family.unread(self.tower)
+            token = pass_children(self.tower, self._new_token(), unread, first)
         if has_idle:
             header = [0] * (2 + _MAX_DIMENSIONS)
             if features is not None:
