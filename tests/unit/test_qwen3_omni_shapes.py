@@ -102,6 +102,7 @@ def ours(texts, samples):
     return testing.media_shape(*texts, "{}", "audio", duration_s=samples / 16_000, sample_rate=16_000)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("window", [800, 100, 250])
 def test_sounds_through_the_tower(window):
     """The segments that a layer of Hugging Face's tower is given, and the features that it returns."""
