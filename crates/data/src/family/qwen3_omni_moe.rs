@@ -301,7 +301,7 @@ mod tests {
             let features: u32 = found.parts.iter().map(|part| part.count * part.feature_tokens).sum();
             let windows: u32 = found.parts.iter().map(|part| part.count * part.segments).sum();
             prop_assert_eq!((features, windows), (found.feature_tokens(), found.num_tiles));
-            prop_assert_eq!(features as u64, tokens_of(samples / 160));
+            prop_assert_eq!(u64::from(features), tokens_of(samples / 160));
         }
     }
 }
