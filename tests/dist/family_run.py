@@ -58,6 +58,7 @@ _TOKENS = {
     "qwen2_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen2_5_omni": ("<|IMAGE|>", "<|VIDEO|>", "<|AUDIO|>"),
+    "qwen3_omni_moe": ("<|image_pad|>", "<|video_pad|>", "<|audio_pad|>"),
     "qwen3_vl": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_vl_moe": ("<|image_pad|>", "<|video_pad|>"),
     "qwen3_5": ("<|image_pad|>", "<|video_pad|>"),
@@ -76,7 +77,13 @@ _AROUND = {
         VISION_END: "<|vision_eos|>",
         AUDIO_START: "<|audio_bos|>",
         AUDIO_END: "<|audio_eos|>",
-    }
+    },
+    "qwen3_omni_moe": {
+        VISION_START: "<|vision_start|>",
+        VISION_END: "<|vision_end|>",
+        AUDIO_START: "<|audio_start|>",
+        AUDIO_END: "<|audio_end|>",
+    },
 }
 """Tokens around media, by their ids, where positions depend on them."""
 _ADDED = {"idefics3": ("<fake_token_around_image>", "<end_of_utterance>")}

@@ -21,7 +21,7 @@ from conformance import (
 )
 from ranks import results, run_ranks
 from shards import arrays_of
-from tiny_families import ROUNDED
+from tiny_families import OMNI, ROUNDED
 from toy_run import RankParts, write_colocated, write_plan
 
 from dflop._native import Schedule
@@ -162,9 +162,11 @@ def test_gradients_of_a_family_whose_layers_are_gathered_one_by_one(name, tmp_pa
     case.check(plan, llm, encoder)
 
 
-def test_ranks_that_meet_in_layers_run_both_encoders_of_qwen2_5_omni(tmp_path):
+@pytest.mark.some(1)
+@pytest.mark.parametrize("name", OMNI)
+def test_ranks_that_meet_in_layers_run_both_encoders(name, tmp_path):
     """ZeRO-3: a picture alone on one rank, a sound alone on the other, then all kinds beside text."""
-    case = Case("qwen2_5_omni", tmp_path)
+    case = Case(name, tmp_path)
     kinds = ["+".join(sorted({grid.kind for grid in one.sample.media})) for one in case.samples]
     picture, sound, text = kinds.index("image"), kinds.index("audio"), kinds.index("")
     others = [index for index in range(len(kinds)) if index not in (picture, sound, text)]

@@ -11,6 +11,7 @@ from lists import random_lists
 from ranks import results, run_ranks
 from test_conformance_ranks import Case, shared_out
 from test_gradients import AWARE, BLIND, SPLIT, check, in_matrix, one_process, zero_of
+from tiny_families import OMNI
 from toy_run import SEED, RankParts, make_schedule, warm_model_dir, write_plan
 
 from dflop.models import load_adapter
@@ -172,12 +173,8 @@ SUITE = ("llava_onevision", "qwen2_5_vl", "qwen2_audio")
 @pytest.mark.some(1)
 @pytest.mark.parametrize(
     "family",
-    # Both encoders of Qwen2.5-Omni are one stage.
-    [
-        f if f in SUITE else pytest.param(f, marks=pytest.mark.layouts)
-        for f in SETTINGS
-        if f != "qwen2_5_omni"
-    ],
+    # Two encoders are one stage.
+    [f if f in SUITE else pytest.param(f, marks=pytest.mark.layouts) for f in SETTINGS if f not in OMNI],
 )
 def test_every_family_has_them(family, tmp_path):
     """Two encoder replicas of as many stages as the tiny tower has layers; a microbatch of text alone, an empty one."""

@@ -70,6 +70,8 @@ IN_SUITE = [
     # Two encoders: pictures or sounds alone on a rank where ranks meet in each layer, and layers cut.
     ("qwen2_5_omni", "full", (2, 3), "selective"),
     ("qwen2_5_omni", "lora", (2, 1, 2), "full"),
+    ("qwen3_omni_moe", "full", (2, 3), "selective"),
+    ("qwen3_omni_moe", "lora", (2, 1, 2), "full"),
     # Layers cut over two ranks.
     ("internvl", "full", (1, 1, 1, 2, 2), "none"),
     ("glm4v", "full", (1, 1, 2, 1, 2), "full"),

@@ -11,11 +11,14 @@ from dflop._native import families
 MEDIA_TOKEN, VIDEO_TOKEN, VOCABULARY = 298, 299, 300
 VISION_START, AUDIO_START, MEDIUM_END, SOUND_TOKEN = 7, 8, 9, 297
 OMNI_TOKENS = {
-    "image_token_index": MEDIA_TOKEN,
-    "video_token_index": VIDEO_TOKEN,
-    "audio_token_index": SOUND_TOKEN,
-    "vision_start_token_id": VISION_START,
-    "audio_start_token_id": AUDIO_START,
+    name: {
+        f"image_token_{field}": MEDIA_TOKEN,
+        f"video_token_{field}": VIDEO_TOKEN,
+        f"audio_token_{field}": SOUND_TOKEN,
+        "vision_start_token_id": VISION_START,
+        "audio_start_token_id": AUDIO_START,
+    }
+    for name, field in (("qwen2_5_omni", "index"), ("qwen3_omni_moe", "id"))
 }
 FAMILIES = tuple(name for name, can in families().items() if can["share"])
 
@@ -37,8 +40,8 @@ def make_model(name, folder):
             "voxtral": {"audio_token_id": MEDIA_TOKEN},
         }.get(name, {"image_token_id": MEDIA_TOKEN, "video_token_id": VIDEO_TOKEN})
         content = {**tiny_families.TINY[name], **tokens}
-        if name == "qwen2_5_omni":
-            thinker = {**tiny_families.TINY[name]["thinker_config"], **OMNI_TOKENS}
+        if name in OMNI_TOKENS:
+            thinker = {**tiny_families.TINY[name]["thinker_config"], **OMNI_TOKENS[name]}
             content = {"thinker_config": thinker}
         directory = tiny_families.write_config(folder / name, name, content)
     model = tiny_families.hugging_face_model(directory)
@@ -66,7 +69,7 @@ def microbatch(name, media, seed, num_text=7):
 
     Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of LLaVA, Gemma 3, InternVL, Idefics3, SmolVLM
     and of those that read sound the number of tiles or windows, of the vision models of Qwen and GLM grids (kind, t, h, w),
-    of Qwen2.5-Omni ("sound", mel frames) too.
+    of Qwen2.5-Omni and Qwen3-Omni ("sound", mel frames) too.
     """
     if name == "llava_onevision":
         sample = tiny_llava.Sample(media, num_text, seed)
@@ -120,24 +123,30 @@ def microbatch(name, media, seed, num_text=7):
                 arguments[grid] = torch.tensor(grids)
                 for t, h, w in grids:
                     # Qwen3-VL and GLM have text between the frame pairs of a video.
-                    apart = t if name.startswith(("qwen3", "glm")) else 1
+                    apart = t if name.startswith(("qwen3", "glm")) and name not in OMNI_TOKENS else 1
                     # What stands beside another of its kind would be one medium.
-                    end = [MEDIUM_END] if name == "qwen2_5_omni" else []
+                    end = [MEDIUM_END] if name in OMNI_TOKENS else []
                     ids += [VISION_START, *[token] * (t * h * w // 4 // apart), *end] * apart
                     types += [0, *[1 + (kind == "video")] * (t * h * w // 4 // apart)] * apart
-    lengths = [size[0] for what, *size in media if what == "sound"] if name == "qwen2_5_omni" else []
+    lengths = [size[0] for what, *size in media if what == "sound"] if name in OMNI_TOKENS else []
     if lengths:
-        arguments["input_features"] = torch.randn(len(lengths), 8, 48, generator=generator)
-        arguments["feature_attention_mask"] = (torch.arange(48)[None] < torch.tensor(lengths)[:, None]).long()
+        most = 448 if name == "qwen3_omni_moe" else 48
+        arguments["input_features"] = torch.randn(len(lengths), 8, most, generator=generator)
+        arguments["feature_attention_mask"] = (
+            torch.arange(most)[None] < torch.tensor(lengths)[:, None]
+        ).long()
         for length in lengths:
-            ids += [AUDIO_START, *[SOUND_TOKEN] * ((((length - 1) // 2 + 1) - 2) // 2 + 1), MEDIUM_END]
+            features = (((length - 1) // 2 + 1) - 2) // 2 + 1
+            if name == "qwen3_omni_moe":
+                features = length // 100 * 13 + -(-(length % 100) // 8)
+            ids += [AUDIO_START, *[SOUND_TOKEN] * features, MEDIUM_END]
     # Words that the model takes for no begin or end of a medium, nor for a place in one.
     words = torch.randint(MEDIUM_END + 1, SOUND_TOKEN, (num_text + 3,), generator=generator).tolist()
     labels = [-100] * (len(ids) + 3) + words[3:]
     ids = ids + words
     if name == "gemma3":
         arguments["token_type_ids"] = torch.tensor([[int(token == MEDIA_TOKEN) for token in ids]])
-    if name == "qwen2_5_omni":
+    if name in OMNI_TOKENS:
         arguments["video_second_per_grid"] = torch.ones(sum(what == "video" for what, *_ in media))
     elif is_of_patches(name):
         arguments["mm_token_type_ids"] = torch.tensor([types + [0] * (len(ids) - len(types))])
@@ -207,6 +216,18 @@ STEPS["qwen2_5_omni"] = [
     ],
     [[("sound", 33), ("sound", 12)], [("image", 1, 8, 6), ("video", 2, 8, 8)], [], []],
     [[], [("sound", 3)], [], []],
+    [[], [], [], []],
+]
+# The same with sounds of seconds: of several windows, of one, with a last chunk that is not whole.
+STEPS["qwen3_omni_moe"] = [
+    [
+        [("sound", 441), ("image", 1, 16, 12), ("image", 1, 4, 4)],
+        [],
+        [("video", 3, 8, 6), ("sound", 116)],
+        [("image", 1, 2, 4), ("video", 2, 4, 8)],
+    ],
+    [[("sound", 233), ("sound", 12)], [("image", 1, 8, 6), ("video", 2, 8, 8)], [], []],
+    [[], [("sound", 103)], [], []],
     [[], [], [], []],
 ]
 # GLM's model takes images or videos in one call.

@@ -16,7 +16,7 @@ import pytest
 import torch
 from conformance_settings import AUDIO_START, IMAGE, SETTINGS, SOUND, VIDEO, VISION_START
 from PIL import Image
-from tiny_families import write_config
+from tiny_families import OMNI, write_config
 
 from dflop._native.testing import media_shape
 from dflop.checking.gradients import DECAYS, errors_of
@@ -44,6 +44,7 @@ ALIKE = (
         "mistral3",
         "qwen2_audio",
         "qwen3_5_moe",
+        "qwen3_omni_moe",
     ),
 )
 """Those whose ranks do nothing that another's do not."""
@@ -158,7 +159,8 @@ class Conversation:
             is_video_token = medium.kind == "video" and adapter.family not in OF_IMAGE_TOKENS
             token = SOUND if medium.kind == "audio" else VIDEO if is_video_token else IMAGE
             # Qwen3-VL and GLM-4.1V write the time of each frame pair of a video, Gemma 4 of each frame.
-            is_timed = adapter.family.startswith(("qwen3", "glm", "gemma4")) and medium.kind == "video"
+            has_times = adapter.family.startswith(("qwen3", "glm", "gemma4")) and adapter.family not in OMNI
+            is_timed = has_times and medium.kind == "video"
             apart = medium.grid.num_tiles if is_timed else 1
             if adapter.family == "gemma3":
                 # So does it behind each square.
@@ -166,7 +168,7 @@ class Conversation:
             if adapter.family == "mistral3":
                 # Something stands behind each row of features.
                 apart = medium.grid.patches[0] // adapter.config.spatial_merge_size
-            if adapter.family == "qwen2_5_omni":
+            if adapter.family in OMNI:
                 # By it transformers finds media.
                 ids.append(AUDIO_START if medium.kind == "audio" else VISION_START)
                 labels.append(-100)

@@ -10,7 +10,7 @@ from tiny_llava import PINPOINTS, TILE
 IMAGE, VIDEO, SOUND, VOCABULARY = 290, 291, 292, 293
 """Ids of the tokens that features take the place of; text has smaller ones."""
 VISION_START, VISION_END, AUDIO_START, AUDIO_END = 294, 295, 296, 297
-"""Of what stands around a medium in Qwen2.5-Omni, whose positions depend on it."""
+"""Of what stands around a medium in Qwen2.5-Omni and Qwen3-Omni, whose positions depend on it."""
 _LLAMA_3 = {
     "model_type": "llama",
     "rope_parameters": {
@@ -71,6 +71,15 @@ OMNI = {
     ],
 }  # fmt: skip
 
+# Of a sound below a second no chunk is whole: alone in its sample, as transformers' model computes it by what stands beside it.
+CHUNKED = {
+    **OMNI,
+    "sound": [("audio", 0.43)],
+    "sounds and pictures": [
+        ("audio", 1.0), ("image", 90, 130), ("audio", 4.317), ("video", 60, 70, 2), ("image", 64, 80), ("audio", 1.08),
+    ],
+}  # fmt: skip
+
 
 def _tiny(name, **ids):
     config = copy.deepcopy(TINY[name])
@@ -108,6 +117,14 @@ SETTINGS = {
             "vision_start_token_id": VISION_START, "audio_start_token_id": AUDIO_START,
         }},
         {**_QWEN_IMAGES, "feature_size": 8, "chunk_length": 4}, None, OMNI,
+    ),
+    "qwen3_omni_moe": (
+        {"thinker_config": {
+            **_tiny("qwen3_omni_moe")["thinker_config"],
+            "image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": SOUND,
+            "vision_start_token_id": VISION_START, "audio_start_token_id": AUDIO_START,
+        }},
+        {"patch_size": 14, **_QWEN_IMAGES, "feature_size": 8}, None, CHUNKED,
     ),
     "qwen3_vl": (
         _tiny("qwen3_vl", vision_start_token_id=1, **_QWEN_IDS), {"patch_size": 14, **_QWEN_IMAGES},

@@ -86,6 +86,33 @@ REAL = {
             "tie_word_embeddings": False,
         },
     },
+    # Qwen/Qwen3-Omni-30B-A3B-Instruct, the thinker.
+    "qwen3_omni_moe": {
+        "thinker_config": {
+            "model_type": "qwen3_omni_moe_thinker",
+            "vision_config": {"out_hidden_size": 2048},
+            "audio_config": {"output_dim": 2048},
+            "text_config": {
+                "hidden_size": 2048,
+                "num_hidden_layers": 48,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768,
+                "head_dim": 128,
+                "vocab_size": 152064,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1_000_000,
+                    "mrope_section": [24, 20, 20],
+                    "interleaved": True,
+                },
+            },
+            "vision_start_token_id": 151652,
+            "tie_word_embeddings": False,
+        },
+    },
     # OpenGVLab/InternVL2_5-8B in Hugging Face's form: InternViT-300M and InternLM2.5-7B, which is a Llama.
     "internvl": {
         "vision_config": {

@@ -11,6 +11,7 @@ from piece_oracles import PICTURES, QWEN_VL, SQUARES, encoder_inputs, masks_of_p
 from real_families import REAL
 from tiny_families import (
     OF_SOUND,
+    OMNI,
     TEXT,
     TINY,
     VOCABULARY,
@@ -138,7 +139,7 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
                 stack.layers = nn.ModuleList([layer])
                 stack.has_windows = name in ("qwen2_5_vl", "qwen2_5_omni") and index not in (1, 3)
                 hidden = stack(hidden, stack.bounds(patches, hidden))
-                if name.startswith("qwen3_vl") and index in (1, 2):
+                if name.startswith(("qwen3_vl", "qwen3_omni")) and index in (1, 2):
                     deep.append(hidden)
             found = merge(projector.mergers, [hidden, *deep], patches.order)
         else:
@@ -254,6 +255,7 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         ("qwen2_5_vl", 8_292_166_656),
         # As Hugging Face's thinker counts them.
         ("qwen2_5_omni", 8_931_813_888),
+        ("qwen3_omni_moe", 31_719_205_488),
         ("qwen3_vl", 8_767_123_696),
         ("qwen3_vl_moe", 31_070_754_032),
         ("qwen2_audio", 8_397_094_912),
@@ -278,11 +280,12 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "gemma4": 27,
         "qwen2_5_vl": 4,
         "qwen2_5_omni": 4,
+        "qwen3_omni_moe": 27,
         "qwen3_vl": 27,
         "qwen3_vl_moe": 27,
     }.get(name, 32)
     windows = {"encoder_window_layer": 28} if name.startswith("qwen2_5") else {}
-    sounds = {"sound_layer": 32} if name == "qwen2_5_omni" else {}
+    sounds = {"sound_layer": 32} if name in OMNI else {}
     backbone = {
         "glm4v": 40,
         "glm4v_moe": 46,
@@ -292,6 +295,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "qwen2_vl": 28,
         "qwen2_5_vl": 28,
         "qwen2_5_omni": 28,
+        "qwen3_omni_moe": 48,
         "audioflamingo3": 28,
         "voxtral": 30,
         "qwen3_vl": 36,

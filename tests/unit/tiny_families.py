@@ -310,6 +310,35 @@ TINY = {
             "tie_word_embeddings": False,
         },
     },
+    # As above; a sound is a second of 13 tokens after the other, in windows of two of them.
+    "qwen3_omni_moe": {
+        "thinker_config": {
+            "model_type": "qwen3_omni_moe_thinker",
+            "vision_config": _QWEN3_VISION,
+            "audio_config": {
+                "d_model": 32,
+                "encoder_layers": 3,
+                "encoder_attention_heads": 4,
+                "encoder_ffn_dim": 64,
+                "num_mel_bins": 8,
+                "n_window_infer": 200,
+                "downsample_hidden_size": 6,
+                "output_dim": 48,
+            },
+            "text_config": {
+                **TEXT,
+                **_EXPERTS,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10_000.0,
+                    "mrope_section": [2, 2, 2],
+                    "interleaved": True,
+                },
+            },
+            "vision_start_token_id": 7,
+            "tie_word_embeddings": False,
+        },
+    },
     "qwen3_vl": {
         "vision_config": _QWEN3_VISION,
         "text_config": {
@@ -388,8 +417,17 @@ decays over 64 tokens, which are several hundred, in float32. With decays drawn 
 Gemma 4's encoder does not scale scores down by the width of heads, and each picture has 280 patches."""
 ROUNDED = {"gemma4-experts": 2}
 """The same where ranks add gradients in another order, and nothing else differs."""
-WITH_EXPERTS = ("internvl-qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe", "gemma4-experts")
+WITH_EXPERTS = (
+    "internvl-qwen3_moe",
+    "qwen3_vl_moe",
+    "qwen3_omni_moe",
+    "qwen3_5_moe",
+    "glm4v_moe",
+    "gemma4-experts",
+)
 """Those whose backbone has experts: in place of the MLP, the last one beside it."""
+OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
+"""Those that read pictures and sounds, each by an encoder of its own; the file is that of a whole model."""
 OF_SOUND = ("qwen2_audio", "audioflamingo3", "voxtral")
 """Those that read sound alone."""
 
@@ -410,9 +448,11 @@ def hugging_face_model(directory):
     if config.model_type == "audioflamingo3":
         # None of transformers' lists of models with inputs of several kinds has it.
         return transformers.AudioFlamingo3ForConditionalGeneration(config)
-    if config.model_type == "qwen2_5_omni":
+    if config.model_type in OMNI:
         # Of the whole model only the thinker.
-        return transformers.Qwen2_5OmniThinkerForConditionalGeneration(config.thinker_config)
+        kinds = ("Qwen2_5OmniThinker", "Qwen3OmniMoeThinker")
+        name = kinds[OMNI.index(config.model_type)]
+        return getattr(transformers, f"{name}ForConditionalGeneration")(config.thinker_config)
     is_sound = config.model_type in OF_SOUND
     kind = transformers.AutoModelForMultimodalLM if is_sound else transformers.AutoModelForImageTextToText
     return kind.from_config(config)

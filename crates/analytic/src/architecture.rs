@@ -61,6 +61,16 @@ pub enum Patches {
         /// Mel bins of a position.
         mel_bins: u64,
     },
+    /// Three convolutions of 3 x 3 over chunks of a spectrogram, each of which takes every other row and column, and one
+    /// product without a bias of what is left (Qwen3-Omni). The last chunk of a sound is computed whole.
+    Chunks {
+        /// Mel bins of a frame.
+        mel_bins: u64,
+        /// Mel frames of a chunk.
+        frames: u64,
+        /// Channels of each convolution.
+        channels: u64,
+    },
 }
 
 /// The encoder.

@@ -160,7 +160,7 @@ fn model(pairing: Pairing, date: &str, encoders: &[Part], backbones: &[Part]) ->
             vision["model_type"] = json!(format!("{}_vision", pairing.family));
             ("vision_config", "text_config")
         }
-        "qwen2_5_omni" => {
+        "qwen2_5_omni" | "qwen3_omni_moe" => {
             for (section, name) in [(&mut vision, "vision_encoder"), (&mut text, "text")] {
                 section["model_type"] = json!(format!("{}_{name}", pairing.family));
             }
@@ -184,9 +184,9 @@ fn model(pairing: Pairing, date: &str, encoders: &[Part], backbones: &[Part]) ->
         config.insert("audio_config".to_owned(), audio);
     }
     config.insert(llm.to_owned(), text);
-    if pairing.family == "qwen2_5_omni" {
+    if ["qwen2_5_omni", "qwen3_omni_moe"].contains(&pairing.family.as_str()) {
         // The file is of the whole model, of which the thinker is a section.
-        config.insert("model_type".to_owned(), json!("qwen2_5_omni_thinker"));
+        config.insert("model_type".to_owned(), json!(format!("{}_thinker", pairing.family)));
         let family = json!(pairing.family);
         config =
             Map::from_iter([("model_type".to_owned(), family), ("thinker_config".to_owned(), config.into())]);
@@ -223,7 +223,7 @@ mod tests {
             }
         }
         assert!(faults.is_empty(), "{faults:?}");
-        assert!(verified >= 26, "{verified}");
+        assert!(verified >= 27, "{verified}");
     }
 
     /// The backbones alone: embedding, layers, norm, and a head where it is not the embedding.

@@ -319,3 +319,27 @@ pub(super) const QWEN2_5_OMNI_TEXT: &[(&str, u64)] = &[
     ("num_attention_heads", 28),
     ("num_key_value_heads", 4),
 ];
+/// `Qwen3OmniMoeAudioEncoderConfig` (`models/qwen3_omni_moe/configuration_qwen3_omni_moe.py`).
+pub(super) const QWEN3_OMNI_AUDIO: &[(&str, u64)] = &[
+    ("d_model", 1_280),
+    ("encoder_layers", 32),
+    ("encoder_attention_heads", 20),
+    ("encoder_ffn_dim", 5_120),
+    ("num_mel_bins", 128),
+    ("output_dim", 3_584),
+    ("downsample_hidden_size", 480),
+    ("n_window", 50),
+];
+/// `Qwen3OmniMoeTextConfig`; an absent `head_dim` is the width over the heads.
+pub(super) const QWEN3_OMNI_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 3_584),
+    ("hidden_size", 2_048),
+    ("intermediate_size", 18_944),
+    ("num_hidden_layers", 28),
+    ("num_attention_heads", 28),
+    ("num_key_value_heads", 4),
+    ("decoder_sparse_step", 1),
+    ("moe_intermediate_size", 768),
+    ("num_experts_per_tok", 8),
+    ("num_experts", 128),
+];

@@ -190,6 +190,9 @@ impl Encoder {
                     Operation { rows: Rows::EACH, kind: activation(self.width, 1) },
                 ]
             }
+            Patches::Chunks { mel_bins, frames, channels } => {
+                chunk_operations(mel_bins, frames, channels, self.width)
+            }
         };
         operations.push(Operation { rows: Rows::EACH, kind: residual(self.width) });
         if self.has_norm_before {
@@ -205,6 +208,10 @@ impl Encoder {
             input_width: match self.patches {
                 Patches::Pixels { values, .. } => values,
                 Patches::Sound { mel_bins } => 2 * mel_bins,
+                // The frames of a chunk are dealt out to its tokens.
+                Patches::Chunks { mel_bins, frames, .. } => {
+                    (mel_bins * frames).div_ceil(halved_thrice(frames)[2])
+                }
             },
             unit_tokens: self.segment_tokens.unwrap_or(self.unit_tokens),
             segment_tokens: self.segment_tokens,
@@ -279,6 +286,43 @@ impl Encoder {
             segment_tokens: if is_window { self.window_tokens } else { self.segment_tokens },
         }
     }
+}
+
+/// A length after each of three convolutions that take every other position, the first and the last included.
+fn halved_thrice(length: u64) -> [u64; 3] {
+    let [first, second] = [length.div_ceil(2), length.div_ceil(4)];
+    [first, second, length.div_ceil(8)]
+}
+
+/// From chunks of a spectrogram to tokens, of which a chunk has as many as the last convolution has columns.
+///
+/// A convolution is a product over windows of nine values of each channel. What it keeps is its input, which the activation
+/// before it has made.
+fn chunk_operations(mel_bins: u64, frames: u64, channels: u64, width: u64) -> Vec<Operation> {
+    let (columns, bins) = (halved_thrice(frames), halved_thrice(mel_bins));
+    let tokens = columns[2];
+    let mut operations = Vec::new();
+    for (index, (columns, bins)) in columns.into_iter().zip(bins).enumerate() {
+        let rows = Rows { factor: columns * bins, merged: tokens, ..Rows::EACH };
+        let inputs = if index == 0 { 1 } else { channels };
+        let kind = match matrix(9 * inputs, channels, channels, false, Cut::Whole) {
+            kind if index == 0 => without_input_gradient(kind),
+            kind => kind,
+        };
+        if index == 0 {
+            // Four values of the spectrogram for each position.
+            operations.push(Operation { rows, kind: pass(4, 0, 0, 1, 0, 0) });
+        }
+        // Beside what goes into the activation: its result, which the next convolution reads.
+        let kept = if index == 2 { 1 } else { 2 };
+        let activated = pass(channels, 2, 3, kept, 1, 1);
+        operations.extend([kind, activated].map(|kind| Operation { rows, kind }));
+    }
+    // Channels and bins of a column side by side: a copy, which the product keeps.
+    let joined = bins[2] * channels;
+    operations.push(Operation { rows: Rows::EACH, kind: pass(joined, 2, 2, 0, 1, 1) });
+    operations.push(product(Rows::EACH, joined, width, 0));
+    operations
 }
 
 pub(super) fn each(kinds: Vec<Kind>) -> Vec<Operation> {

@@ -17,11 +17,12 @@ mod mistral3;
 mod qwen2_5_omni;
 mod qwen3;
 mod qwen3_5;
+mod qwen3_omni_moe;
 mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 23] = [
+pub const FAMILIES: [&str; 24] = [
     "gemma3",
     "gemma4",
     "glm4v",
@@ -38,6 +39,7 @@ pub const FAMILIES: [&str; 23] = [
     "qwen2_vl",
     "qwen2_5_omni",
     "qwen2_5_vl",
+    "qwen3_omni_moe",
     "qwen3_vl",
     "qwen3_vl_moe",
     "qwen3_5",
@@ -72,6 +74,7 @@ impl Architecture {
             "qwen2_vl" => qwen_vl(config, false, QWEN2_VL_TEXT),
             "qwen2_5_vl" => qwen_vl(config, true, QWEN2_VL_TEXT),
             "qwen2_5_omni" => qwen2_5_omni::read(config),
+            "qwen3_omni_moe" => qwen3_omni_moe::read(config),
             "qwen3_vl" => qwen3_vl::read(config, false),
             "qwen3_vl_moe" => qwen3_vl::read(config, true),
             "qwen3_5" => qwen3_5::read(config, false),

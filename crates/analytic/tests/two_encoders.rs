@@ -1,4 +1,4 @@
-//! Qwen2.5-Omni: an encoder of pictures and one of sounds before one backbone.
+//! Qwen2.5-Omni and Qwen3-Omni: an encoder of pictures and one of sounds before one backbone.
 
 // `allow-unwrap-in-tests` knows test functions, not what they share.
 #![allow(clippy::unwrap_used)]
@@ -11,12 +11,14 @@ fn architecture(name: &str) -> Architecture {
     catalogue_model(name).unwrap().architecture().unwrap()
 }
 
-/// As Hugging Face's `Qwen2_5OmniThinkerForConditionalGeneration` counts them on the meta device.
+/// As Hugging Face's `Qwen2_5OmniThinkerForConditionalGeneration` and `Qwen3OmniMoeThinkerForConditionalGeneration` count
+/// them on the meta device.
 #[test]
 fn thinkers_have_the_parameters_of_transformers() {
     for (name, whole, pictures, sounds) in [
         ("qwen2.5-omni-7b", 8_931_813_888, 676_550_144, 639_647_232),
         ("qwen2.5-omni-3b", 4_703_464_448, 668_684_288, 637_676_544),
+        ("qwen3-omni-30b-a3b", 31_719_205_488, 538_631_408, 647_927_168),
     ] {
         let architecture = architecture(name);
         assert_eq!(architecture.num_parameters(), whole, "{name}");
@@ -34,7 +36,12 @@ fn thinkers_have_the_parameters_of_transformers() {
 
 #[test]
 fn operations_of_both_encoders_add_up() {
-    let architecture = architecture("qwen2.5-omni-7b");
+    for name in ["qwen2.5-omni-7b", "qwen3-omni-30b-a3b"] {
+        both_encoders(&architecture(name));
+    }
+}
+
+fn both_encoders(architecture: &Architecture) {
     let group = |tower| EncoderSegments { tower, ..EncoderSegments::of(3, 100) };
     let flops = |towers: &[Tower]| {
         let encoder_segments = towers.iter().map(|tower| group(*tower)).collect();
@@ -43,6 +50,22 @@ fn operations_of_both_encoders_add_up() {
     let (pictures, sounds) = (flops(&[Tower::First]), flops(&[Tower::Second]));
     assert_eq!(flops(&Tower::ALL), pictures + sounds);
     assert!(pictures > 0 && sounds > 0 && pictures != sounds);
+}
+
+/// Convolutions are a fifth of what a second of sound takes, and each halves both sides of a chunk.
+#[test]
+fn convolutions_of_chunks_are_counted() {
+    let architecture = architecture("qwen3-omni-30b-a3b");
+    let modules = architecture.modules();
+    let of = |name: &str| modules.iter().find(|module| module.name == name).unwrap();
+    let places = [50 * 64, 25 * 32, 13 * 16];
+    let products = places[0] * 9 * 480 + (places[1] + places[2]) * 9 * 480 * 480 + 13 * 16 * 480 * 1_280;
+    assert_eq!(of("sound_embedding").flops(&[13]).forward, 2 * products);
+    // Eight of them are a window.
+    assert_eq!(of("sound_embedding").flops(&[104]).forward, 16 * products);
+    let layers = 32 * of("sound_layer").flops(&[104]).forward;
+    let share = (16 * products) as f64 / (16 * products + layers) as f64;
+    assert!((0.2..0.22).contains(&share), "{share}");
 }
 
 /// Cut over ranks are neither encoder: the planner takes its degrees from what is there.

@@ -249,8 +249,11 @@ def _qwen2_5_vl(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return {**found, "second_per_grid_ts": torch.tensor(seconds)} if seconds else found
 
 
-def _qwen2_5_omni(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
-    from transformers import Qwen2_5OmniProcessor, Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor
+def _omni(
+    adapter: Any, media: Sequence[Medium], hear: Callable[[Any, Sequence[np.ndarray]], tuple[Any, Any]]
+) -> dict[str, Any]:
+    """Arguments of a model with two encoders; `hear` gives mel frames of sounds, and which are no padding."""
+    from transformers import Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor
 
     # Without it its model gives all tokens the positions of text.
     found: dict[str, Any] = {"attention_mask": None}
@@ -258,17 +261,45 @@ def _qwen2_5_omni(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
         found.update(Qwen2VLImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
     if videos := _videos(media):
         # As its own processor calls it, whatever the file says.
-        own: Any = Qwen2_5OmniProcessor.videos_kwargs
+        own: Any = adapter.processor_class.videos_kwargs
         processor = Qwen2VLVideoProcessor(**_fields(adapter, "video_processor"))
         found.update(processor(videos, return_tensors="pt", do_sample_frames=False, size=own["size"]))
         frames = adapter.config.vision_config.temporal_patch_size
-        # Its processor takes 2 frames a second for all videos, where it is not told.
-        seconds = [frames / (m.sampled_fps or 2.0) for m in media if m.kind == "video"]
+        # Its processor takes one rate for all videos, where it is not told.
+        untold = adapter.untold_fps
+        seconds = [frames / (m.sampled_fps or untold) for m in media if m.kind == "video"]
         found["video_second_per_grid"] = torch.tensor(seconds)
     if sounds := _sounds(media):
-        features, mask = _mel(_extractor(adapter), sounds)
+        features, mask = hear(_extractor(adapter), sounds)
         found.update({"input_features": features, "feature_attention_mask": mask})
     return found
+
+
+def _qwen2_5_omni(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    return _omni(adapter, media, _mel)
+
+
+def _qwen3_omni_moe(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    def each_alone(extractor: Any, sounds: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+        # As its processor reads a sound alone: several would be padded to the longest first.
+        options = {
+            "padding": True,
+            "truncation": False,
+            "return_attention_mask": True,
+            "return_tensors": "pt",
+        }
+        rate = extractor.sampling_rate
+        found = [extractor(sound, sampling_rate=rate, **options) for sound in sounds]
+        longest = max(one["input_features"].shape[-1] for one in found)
+        pads = [(0, longest - one["input_features"].shape[-1]) for one in found]
+
+        def joined(name: str) -> torch.Tensor:
+            each = zip(found, pads, strict=True)
+            return torch.cat([torch.nn.functional.pad(one[name], size) for one, size in each])
+
+        return joined("input_features"), joined("attention_mask")
+
+    return _omni(adapter, media, each_alone)
 
 
 def _qwen3_vl(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
@@ -360,6 +391,7 @@ _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen3_5": _qwen3_vl,
     "qwen3_5_moe": _qwen3_vl,
+    "qwen3_omni_moe": _qwen3_omni_moe,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
     "smolvlm": _smolvlm,

@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from dflop.integrations.encoder_tiles import (
     ChunkTower,
+    ConvolvedChunkTower,
     InternTower,
     LongSoundTower,
     Media,
@@ -130,7 +131,10 @@ class PlainPatchTower(PatchTower):
 
 
 class DeepPatchTower(PlainPatchTower):
-    """Qwen3-VL: beside its last features the tower gives those of earlier blocks (DeepStack)."""
+    """Qwen3-VL, Qwen3-Omni: beside its last features the tower gives those of earlier blocks (DeepStack)."""
+
+    # Qwen3-Omni's registers its mergers before them.
+    called_first = ("patch_embed", "pos_embed", "blocks")
 
     def features(self, output: Any) -> torch.Tensor:
         """Merged, the last and then those of earlier blocks, side by side."""
@@ -243,6 +247,7 @@ TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "qwen2_5_vl": (PatchTower,),
     "qwen3_5": (PlainPatchTower,),
     "qwen3_5_moe": (PlainPatchTower,),
+    "qwen3_omni_moe": (ConvolvedChunkTower, DeepPatchTower),
     "qwen3_vl": (DeepPatchTower,),
     "qwen3_vl_moe": (DeepPatchTower,),
     "qwen2_audio": (SoundTower,),
@@ -268,7 +273,7 @@ def find_families(model: nn.Module) -> list[TileTower]:
     kinds: Sequence[str] = sorted(TOWERS)
     for module in model.modules():
         kind = getattr(getattr(module, "config", None), "model_type", None)
-        # The part of Qwen2.5-Omni that sees and hears has a configuration of its own.
+        # The part of Qwen2.5-Omni and Qwen3-Omni that sees and hears has a configuration of its own.
         towers = TOWERS.get(str(kind).removesuffix("_thinker"), ())
         if towers and {tower.tower for tower in towers} <= dict(module.named_children()).keys():
             return [tower(module) for tower in towers]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class TileTower:
     parameters: ClassVar[tuple[str, ...]] = ("image_newline",)
     blocks: ClassVar[str] = "encoder.layers"
     """Path of the layers in the tower."""
+    called_first: ClassVar[tuple[str, ...]] = ()
+    """Names of what the tower calls first, in order, where it registers something else before."""
     after_blocks: ClassVar[tuple[str, ...]] = ("post_layernorm", "head")
     """What comes after all layers, if it is there, and is not read."""
     has_grids: ClassVar[bool] = False
@@ -341,11 +344,10 @@ class ChunkTower(NormedTower):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._tokens = int(self.config.audio_config.n_window)
-        if self._tokens % 2:
-            message = (
-                f"`audio_config.n_window` is {self._tokens}, must be even: a feature is made of two tokens"
-            )
+        tokens = int(self.config.audio_config.n_window)
+        self._unit = 2 * tokens
+        if tokens % 2:
+            message = f"`audio_config.n_window` is {tokens}, must be even: a feature is made of two tokens"
             raise ValueError(message)
 
     def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
@@ -365,7 +367,7 @@ class ChunkTower(NormedTower):
         lengths: Any = extra.pop("feature_lens")
         extra.pop("aftercnn_lens", None)
         refuse_computed(extra)
-        whole = 2 * self._tokens
+        whole = self._unit
         grids: list[tuple[int, int]] = []
         for length in lengths.tolist():
             grids += [(whole, 1)] * (length // whole)
@@ -399,3 +401,61 @@ class ChunkTower(NormedTower):
     def output(self, features: torch.Tensor) -> Any:
         """As of the base class."""
         return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features)  # type: ignore[arg-type]
+
+
+class ConvolvedChunkTower(ChunkTower):
+    """Sounds of Qwen3-Omni: a unit is a window of eight seconds, the last of a sound what is left of it.
+
+    Convolutions read a window chunk by chunk. Chunks are filled up to their whole length, as transformers
+    does it where any sound of a call has a whole chunk. Where all are shorter, it fills up to the longest.
+    """
+
+    called_first = ("conv2d1", "conv2d2", "conv2d3", "conv_out")
+
+    def __init__(self, model: nn.Module) -> None:
+        TileTower.__init__(self, model)
+        audio = self.config.audio_config
+        self._chunk = 2 * int(audio.n_window)
+        self._unit = int(audio.n_window_infer) // self._chunk * self._chunk
+
+    def _chunk_tokens(self, frames: int) -> int:
+        """Tokens of so many mel frames: three convolutions halve a chunk each."""
+        whole, rest = divmod(frames, self._chunk)
+        return whole * -(-self._chunk // 8) + -(-rest // 8)
+
+    def cost(self, grid: tuple[int, int] | None) -> float:
+        """Multiplications of convolutions and layers, forward."""
+        assert grid is not None
+        audio, num_tokens = self.config.audio_config, self.rows_out(grid)
+        width, channels = int(audio.d_model), int(audio.downsample_hidden_size)
+        columns, bins = ([-(-size // by) for by in (2, 4, 8)] for size in (self._chunk, audio.num_mel_bins))
+        places = [column * row for column, row in zip(columns, bins, strict=True)]
+        convolved = 9 * channels * (places[0] + channels * (places[1] + places[2]))
+        joined = columns[2] * bins[2] * channels * width
+        linear = 4 * width * width + 2 * width * int(audio.encoder_ffn_dim)
+        layers = int(audio.encoder_layers) * num_tokens * (linear + 2 * width * num_tokens)
+        return float(-(-grid[0] // self._chunk) * (convolved + joined) + layers)
+
+    def rows_out(self, grid: tuple[int, int] | None) -> int:
+        """Features: one of each token."""
+        assert grid is not None
+        return self._chunk_tokens(grid[0])
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        grids = [frames for frames, _ in media.grids or []]
+        chunks = [chunk for unit in media.rows.split(grids) for chunk in unit.split(self._chunk)]
+        device = media.rows.device
+        tokens = torch.tensor([self._chunk_tokens(len(chunk)) for chunk in chunks])
+        is_token = torch.arange(self._chunk_tokens(self._chunk)) < tokens[:, None]
+        # What the tower would compute of the chunks that it is given.
+        computed = {
+            "padded_feature": torch.stack([pad(chunk.T, (0, self._chunk - len(chunk))) for chunk in chunks]),
+            "chunk_lengths": torch.tensor([len(chunk) for chunk in chunks], device=device),
+            "valid_indices": is_token.flatten().nonzero().squeeze(1).to(device),
+            "cu_seqlens": torch.tensor([0, *(self._chunk_tokens(n) for n in grids)])
+            .cumsum(0, dtype=torch.int32)
+            .to(device),
+        }
+        lengths = torch.tensor(grids, device=device)
+        return forward(media.rows.T, feature_lens=lengths, **computed, **media.extra)

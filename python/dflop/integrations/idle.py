@@ -59,7 +59,12 @@ def reached(result: torch.Tensor) -> set[int]:
     return found
 
 
-def pass_children(module: nn.Module, token: torch.Tensor, unread: Collection[nn.Module] = ()) -> torch.Tensor:
+def pass_children(
+    module: nn.Module,
+    token: torch.Tensor,
+    unread: Collection[nn.Module] = (),
+    first: Collection[nn.Module] = (),
+) -> torch.Tensor:
     """`token`, after each module inside `module` was called in the order of its registration.
 
     The module's own hooks are the caller's: call this where its `forward` would run.
@@ -69,6 +74,8 @@ def pass_children(module: nn.Module, token: torch.Tensor, unread: Collection[nn.
         token: a number.
         unread: modules inside it whose results nobody reads on other ranks. They are called, and what they
             hand on is not read here either: FSDP gathers them in the forward and has no backward of them.
+        first: children of the module that its `forward` calls before all others, in that order, where they
+            are not registered so. What layers read then has a gradient here as on other ranks, or has none.
 
     Returns:
         The same number, a function of each parameter that trains, if it is whole or its module is read.
@@ -83,7 +90,7 @@ def pass_children(module: nn.Module, token: torch.Tensor, unread: Collection[nn.
                 changed["gradient_checkpointing"] = False
             before.append((m, {name: m.__dict__[name] for name in changed if name in m.__dict__}))
             m.__dict__.update(changed)
-        token = _hand_on(module, unread)(token)
+        token = _hand_on(module, unread, first)(token)
         return depend(token, [p for m in unread for p in m.parameters()])
     finally:
         for m, old in before:
@@ -115,10 +122,13 @@ def pass_module(module: nn.Module, token: torch.Tensor) -> torch.Tensor:
             module.__dict__["forward"] = old
 
 
-def _hand_on(module: nn.Module, unread: Collection[nn.Module] = ()) -> Callable[..., torch.Tensor]:
+def _hand_on(
+    module: nn.Module, unread: Collection[nn.Module] = (), first: Collection[nn.Module] = ()
+) -> Callable[..., torch.Tensor]:
     def forward(token: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         token = depend(token, module.parameters(recurse=False))
-        for child in module.children():
+        others = [child for child in module.children() if not any(child is one for one in first)]
+        for child in [*first, *others]:
             passed = child(token)
             token = token if any(child is one for one in unread) else passed
         return token

@@ -246,7 +246,9 @@ class SharedTower:
             features = self._family.features(self._family.encode(self._forward, media))
             token = self._depend_on_unread(features)
         else:
-            token = pass_children(self.tower, self._new_token(), self._family.unread(self.tower))
+            first = [getattr(self.tower, name) for name in self._family.called_first]
+            unread = self._family.unread(self.tower)
+            token = pass_children(self.tower, self._new_token(), unread, first)
         if has_idle:
             header = [0] * (2 + _MAX_DIMENSIONS)
             if features is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _BASE = ".base_layer"
 _ADAPTER = ".default"
 """The name that peft gives to the only adapter of a model, in names of parameters; its files leave it out."""
-_MERGERS = "deepstack_merger_list"
+_MERGERS = ("deepstack_merger_list", "merger_list")
 _PROJECTORS = (
     "multi_modal_projector",
     "embed_vision",
@@ -34,7 +34,9 @@ _PROJECTORS = (
     "merger",
     "downsample",
     "audio_tower.proj",
-    _MERGERS,
+    "audio_tower.proj1",
+    "audio_tower.proj2",
+    *_MERGERS,
 )
 
 
@@ -85,9 +87,10 @@ def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None =
         and ".router." not in name
     }
     names = [name for name, _ in model.named_modules()]
-    saved = {module for module in _PROJECTORS if any(_is_within(module, name) for name in names)} - {_MERGERS}
+    saved = {module for module in _PROJECTORS if any(_is_within(module, name) for name in names)}
+    saved -= set(_MERGERS)
     # peft saves no list of modules, but each module of one.
-    saved |= {f"{_MERGERS}.{n}" for n in range(len(_list_of(model, _MERGERS)))}
+    saved |= {f"{name}.{n}" for name in _MERGERS for n in range(len(_list_of(model, name)))}
     return LoraConfig(
         r=rank,
         # peft declares an integer, but a fraction works as well.

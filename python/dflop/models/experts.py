@@ -8,7 +8,13 @@ from dflop.models.rules import Rule
 
 WITH_DENSE_FIRST = ("glm4v_moe_text",)
 """`model_type` of the backbones whose first layers have an MLP, all others experts."""
-WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_5_moe_text", *WITH_DENSE_FIRST)
+WITH_EXPERTS = (
+    "qwen3_moe",
+    "qwen3_vl_moe_text",
+    "qwen3_omni_moe_text",
+    "qwen3_5_moe_text",
+    *WITH_DENSE_FIRST,
+)
 """`model_type` of the backbones whose layers have experts in place of the MLP."""
 BESIDE_MLP = ("gemma4_text",)
 """`model_type` of the backbones whose layers may have experts beside the MLP (`enable_moe_block`)."""

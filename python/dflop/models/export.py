@@ -42,7 +42,8 @@ def write_model(
 ) -> None:
     """Writes a model directory; files of an earlier export in it are removed.
 
-    Of Qwen2.5-Omni that is the thinker; its `config.json` is still that of the whole model, without a talker.
+    Of Qwen2.5-Omni and Qwen3-Omni that is the thinker; its `config.json` is still that of the whole model,
+    without a talker.
 
     All parameters are in memory at the same time. The files are written beside `out` and moved there when all
     are complete.

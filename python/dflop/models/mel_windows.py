@@ -162,6 +162,23 @@ def run_sound_layer(layer: Any, hidden_SV: torch.Tensor, bounds: Bounds) -> torc
     return found[0] if isinstance(found, tuple) else found
 
 
+def run_sound_layers(tower: Any, hidden_SV: torch.Tensor, windows: Windows) -> torch.Tensor:
+    """All layers of the encoder of sounds.
+
+    Args:
+        tower: Hugging Face's.
+        hidden_SV: before the first.
+        windows: which do not see each other.
+
+    Returns:
+        hidden_SV after the last.
+    """
+    bounds = bounds_of_windows(windows, hidden_SV.device)
+    for layer in tower.layers:
+        hidden_SV = run_sound_layer(layer, hidden_SV, bounds)
+    return hidden_SV
+
+
 def project_sounds(tower: Any, hidden_SV: torch.Tensor, windows: Windows) -> torch.Tensor:
     """Features of all sounds, one after the other.
 

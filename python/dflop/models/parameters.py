@@ -34,9 +34,10 @@ _PROJECTORS = (
     "merger",
     "downsample",
     "deepstack_merger_list",
+    "merger_list",
     "image_newline",
 )
-_PROJECTOR_PATHS = (".audio_tower.proj.",)
+_PROJECTOR_PATHS = (".audio_tower.proj.", ".audio_tower.proj1.", ".audio_tower.proj2.")
 """Those whose own name is not enough: other modules have it too."""
 
 

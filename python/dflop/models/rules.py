@@ -42,7 +42,8 @@ def trained_part(content: Mapping[str, Any]) -> tuple[Any, str]:
         content: of the file.
 
     Returns:
-        All of it, or the section of Qwen2.5-Omni's thinker; and what stands before the names of its fields.
+        All of it, or the section of a thinker (Qwen2.5-Omni, Qwen3-Omni); and what stands before the names of
+        its fields.
     """
     section = content.get(_THINKER)
     return (section, f"{_THINKER}.") if isinstance(section, dict) else (content, "")

@@ -12,8 +12,16 @@ const THINKER: &str = "thinker_config";
 
 /// What the file of the whole model says of the thinker.
 pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
+    of_thinker(config, thinker_alone)
+}
+
+/// What `read` makes of the section of the thinker. Errors name fields with the section.
+pub(super) fn of_thinker(
+    config: &Value,
+    read: fn(&Value) -> Result<Architecture, AnalyticError>,
+) -> Result<Architecture, AnalyticError> {
     let thinker = section(config, THINKER, &[])?.object;
-    thinker_alone(thinker).map_err(|error| match error {
+    read(thinker).map_err(|error| match error {
         AnalyticError::Config { field, value, rule } => {
             AnalyticError::Config { field: format!("{THINKER}.{field}"), value, rule }
         }
@@ -22,14 +30,14 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
 }
 
 fn thinker_alone(thinker: &Value) -> Result<Architecture, AnalyticError> {
-    let types = [
-        ("text_config", "qwen2_5_omni_text"),
-        ("vision_config", "qwen2_5_omni_vision_encoder"),
-        ("audio_config", "qwen2_5_omni_audio_encoder"),
-    ];
-    for (path, model_type) in types {
-        section(thinker, path, &[])?.must_be("model_type", &[model_type])?;
-    }
+    check_types(
+        thinker,
+        [
+            ("text_config", "qwen2_5_omni_text"),
+            ("vision_config", "qwen2_5_omni_vision_encoder"),
+            ("audio_config", "qwen2_5_omni_audio_encoder"),
+        ],
+    )?;
     let pictures = qwen_vl(thinker, true, QWEN2_5_OMNI_TEXT)?;
     // Hugging Face's class asks the thinker alone.
     let is_tied = Section { path: "", object: thinker, defaults: &[] }.flag(TIED, false)?;
@@ -45,8 +53,16 @@ fn thinker_alone(thinker: &Value) -> Result<Architecture, AnalyticError> {
     })
 }
 
+/// Refuses a thinker whose sections are of other types than these.
+pub(super) fn check_types(thinker: &Value, types: [(&'static str, &str); 3]) -> Result<(), AnalyticError> {
+    for (path, model_type) in types {
+        section(thinker, path, &[])?.must_be("model_type", &[model_type])?;
+    }
+    Ok(())
+}
+
 /// The encoder of sounds: two convolutions, layers, a mean of every two tokens, a norm, one product.
-fn sounds(audio: &Section, llm_width: u64) -> Result<(Encoder, Projector), AnalyticError> {
+pub(super) fn sounds(audio: &Section, llm_width: u64) -> Result<(Encoder, Projector), AnalyticError> {
     for field in ["dropout", "attention_dropout", "activation_dropout"] {
         if audio.get(field).and_then(Value::as_f64).is_some_and(|share| share > 0.0) {
             return Err(audio.error(field, "must be 0"));

@@ -83,7 +83,11 @@ pub(super) fn tower(
 }
 
 /// How many layers of the encoder give features beside the last.
-fn deep_layers(vision: &Section, num_layers: u64, num_llm_layers: u64) -> Result<u64, AnalyticError> {
+pub(super) fn deep_layers(
+    vision: &Section,
+    num_layers: u64,
+    num_llm_layers: u64,
+) -> Result<u64, AnalyticError> {
     let name = "deepstack_visual_indexes";
     let Some(list) = vision.get(name) else {
         // Of the class: 8, 16 and 24.

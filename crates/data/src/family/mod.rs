@@ -24,6 +24,7 @@ mod patches;
 mod qwen2_5_omni;
 mod qwen2_audio;
 mod qwen2_vl;
+mod qwen3_omni_moe;
 mod qwen3_vl;
 mod qwen_vl;
 mod smolvlm_video;
@@ -46,6 +47,7 @@ pub use named::NamedModel;
 pub use qwen2_5_omni::Qwen25Omni;
 pub use qwen2_audio::Qwen2Audio;
 pub use qwen2_vl::Qwen2Vl;
+pub use qwen3_omni_moe::Qwen3OmniMoe;
 pub use qwen3_vl::Qwen3Vl;
 pub use voxtral::Voxtral;
 
@@ -220,7 +222,7 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 22] = [
+const FAMILIES: [(&str, Maker); 23] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("gemma4", |files| Gemma4::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
@@ -248,6 +250,7 @@ const FAMILIES: [(&str, Maker); 22] = [
     ("smolvlm", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("audioflamingo3", |files| AudioFlamingo3::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_5_omni", |files| Qwen25Omni::from_files(files).map(|f| Box::new(f) as _)),
+    ("qwen3_omni_moe", |files| Qwen3OmniMoe::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_audio", |files| Qwen2Audio::from_files(files).map(|f| Box::new(f) as _)),
     ("voxtral", |files| Voxtral::from_files(files).map(|f| Box::new(f) as _)),
 ];

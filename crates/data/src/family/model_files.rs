@@ -255,7 +255,7 @@ impl ModelFiles {
         })
     }
 
-    /// `config.json`, or the section of it that describes the model that trains: of Qwen2.5-Omni the thinker.
+    /// `config.json`, or the section of it that describes the model that trains: of Qwen2.5-Omni and Qwen3-Omni the thinker.
     ///
     /// # Errors
     /// [`DataError::Model`] if it is not JSON.

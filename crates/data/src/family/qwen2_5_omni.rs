@@ -68,19 +68,10 @@ impl Qwen25Omni {
     /// # Ok::<(), dflop_data::DataError>(())
     /// ```
     pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
-        let config = Fields { file: CONFIG, object: &files.config };
-        config.must_be("model_type", &[FAMILY], false)?;
-        if !files.config[THINKER].is_object() {
-            return Err(config.error(THINKER, "must be a section".to_owned()));
-        }
+        let thinker = thinker_alone(files, FAMILY)?;
         refuse_other_ways(&files.processor)?;
         refuse_other_ways(&files.preprocessor)?;
-        Self::of_thinker(&thinker_alone(files)).map_err(|error| match error {
-            DataError::Config { file: CONFIG, field, value, rule } => {
-                DataError::Config { file: CONFIG, field: format!("{THINKER}.{field}"), value, rule }
-            }
-            other => other,
-        })
+        Self::of_thinker(&thinker).map_err(named_in_thinker)
     }
 
     /// The rule for files of which `config.json` has the thinker's fields at its top.
@@ -135,15 +126,34 @@ impl Qwen25Omni {
     }
 }
 
-/// The files with the fields of the thinker at the top of `config.json`, and the family's `model_type`.
-fn thinker_alone(files: &FamilyFiles) -> FamilyFiles {
+/// The files with the fields of the thinker at the top of `config.json`, and the `model_type` of `family`, which the files
+/// must be of.
+///
+/// # Errors
+/// [`DataError::Config`].
+pub(super) fn thinker_alone(files: &FamilyFiles, family: &str) -> Result<FamilyFiles, DataError> {
+    let whole = Fields { file: CONFIG, object: &files.config };
+    whole.must_be("model_type", &[family], false)?;
+    if !files.config[THINKER].is_object() {
+        return Err(whole.error(THINKER, "must be a section".to_owned()));
+    }
     let mut config = files.config[THINKER].clone();
-    config["model_type"] = Value::from(FAMILY);
-    FamilyFiles { config, ..files.clone() }
+    config["model_type"] = Value::from(family);
+    Ok(FamilyFiles { config, ..files.clone() })
+}
+
+/// The error with the section of the thinker before its field.
+pub(super) fn named_in_thinker(error: DataError) -> DataError {
+    match error {
+        DataError::Config { file: CONFIG, field, value, rule } => {
+            DataError::Config { file: CONFIG, field: format!("{THINKER}.{field}"), value, rule }
+        }
+        other => other,
+    }
 }
 
 /// Refuses fields of a processor's file that ask for another way of reading.
-fn refuse_other_ways(object: &Value) -> Result<(), DataError> {
+pub(super) fn refuse_other_ways(object: &Value) -> Result<(), DataError> {
     let processor = Fields { file: PROCESSOR, object };
     for field in OF_PROCESSOR {
         if processor.get(field).is_some() {

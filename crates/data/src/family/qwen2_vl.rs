@@ -33,6 +33,7 @@ pub(super) const GENERATION: Generation = Generation {
     video_processor: "Qwen2VLVideoProcessor",
     patches: PATCHES,
     image_patches: PATCHES,
+    video_patches: PATCHES,
     video: VideoSettings {
         pixels: PixelRange { min: 128 * 28 * 28, max: 28 * 28 * 768 },
         samples_frames: false,

@@ -24,12 +24,15 @@ use super::video_settings::{FRAMES_MAX, VideoSettings, all_frames, check_clip, f
 use super::{Clip, FamilyFiles, MediaShape, Piece, VideoSampling};
 use crate::DataError;
 
+/// Configuration and video processor alike.
+const PATCHES: Patches = Patches { side: 16, merge: 2, frames: 2 };
 const GENERATION: Generation = Generation {
     families: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
     video_processor: "Qwen3VLVideoProcessor",
-    patches: Patches { side: 16, merge: 2, frames: 2 },
+    patches: PATCHES,
     // The image processor is Qwen2-VL's, and so are its defaults.
     image_patches: Patches { side: 14, merge: 2, frames: 2 },
+    video_patches: PATCHES,
     video: VideoSettings {
         pixels: PixelRange { min: 128 * 32 * 32, max: 32 * 32 * 768 },
         samples_frames: true,

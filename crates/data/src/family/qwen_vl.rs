@@ -20,10 +20,12 @@ pub(super) struct Generation {
     pub(super) families: &'static [&'static str],
     /// Class of the video processor.
     pub(super) video_processor: &'static str,
-    /// Of the configuration and the video processor.
+    /// Of the configuration.
     pub(super) patches: Patches,
     /// Of the image processor.
     pub(super) image_patches: Patches,
+    /// Of the video processor.
+    pub(super) video_patches: Patches,
     /// Of the video processor.
     pub(super) video: VideoSettings,
     /// Whether `min_pixels` and `max_pixels` count in the video processor's fields.
@@ -57,7 +59,7 @@ impl Settings {
         must_be_of(&image, "image_processor_type", &IMAGE_PROCESSORS)?;
         must_be_of(&video, "video_processor_type", &[generation.video_processor])?;
         let model = Patches::of_model(&config, generation.patches)?;
-        Patches::read(&video, model, generation.patches)?;
+        Patches::read(&video, model, generation.video_patches)?;
         Ok(Self {
             family,
             patches: Patches::read(&image, model, generation.image_patches)?,

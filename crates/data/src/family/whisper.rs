@@ -37,6 +37,8 @@ pub(super) struct Extractor {
     pub(super) seconds: u64,
     /// Samples a mel frame.
     hop: u64,
+    /// Samples that the transform of a frame reads.
+    transform: u64,
 }
 
 impl Extractor {
@@ -60,7 +62,8 @@ impl Extractor {
         let sample_rate = fields.whole("sampling_rate", SAMPLES_MAX)?.unwrap_or(16_000);
         let seconds = fields.whole("chunk_length", 1 << 15)?.unwrap_or(30);
         let hop = fields.whole("hop_length", SAMPLES_MAX)?.unwrap_or(160);
-        Ok(Self { sample_rate, seconds, hop })
+        let transform = fields.whole("n_fft", SAMPLES_MAX)?.unwrap_or(400);
+        Ok(Self { sample_rate, seconds, hop, transform })
     }
 
     /// Its own fields, which may be nested in the processor's.
@@ -97,6 +100,19 @@ impl Extractor {
             return Ok(());
         }
         Err(Self::fields(files).error("hop_length", format!("must divide a window of {samples} samples")))
+    }
+
+    /// Mel frames of so many samples where nothing is padded: those that are filled; a rule that they break.
+    ///
+    /// The transform mirrors a sound at both ends, by half of what it reads of a frame.
+    pub(super) fn unpadded_frames(&self, samples: u64) -> Result<u64, String> {
+        let least = self.hop.max(self.transform / 2 + 1);
+        if samples < least {
+            return Err(format!(
+                "its {samples} samples are too few for the transform, which reads {least} or more"
+            ));
+        }
+        Ok(samples / self.hop)
     }
 
     /// Mel frames of so many samples, of the first window where they are more.

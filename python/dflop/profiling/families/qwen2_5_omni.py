@@ -27,9 +27,10 @@ from dflop.profiling.families.source import Fed, ModelPiece, Source, layers_at_o
 from dflop.profiling.pieces import AttentionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from dflop.models.omni import OmniFamily
     from dflop.models.patches import Bounds
     from dflop.profiling.pieces import Piece, PieceSettings
 
@@ -80,18 +81,27 @@ class _Projector(nn.Module):
         return project_sounds(self, hidden_SV, windows)
 
 
-def sound_pieces(source: Source, family: Qwen25Omni) -> list[ModelPiece]:
+def sound_pieces(
+    source: Source,
+    family: OmniFamily,
+    embedding: Callable[[Any], nn.Module],
+    projector: Callable[[Any], nn.Module],
+    units: tuple[int, int],
+) -> list[ModelPiece]:
     """The pieces of the encoder of sounds.
 
     Args:
         source: of the model.
         family: its adapter of training.
+        embedding: what stands before the layers, of Hugging Face's tower; called with rows and `Windows`.
+        projector: what stands behind them; called with hidden states and `Windows`.
+        units: tokens that sizes are multiples of: of the embedding, and of layers and projector.
 
     Returns:
         Embedding, layers, projector.
     """
     audio, rows = family.audio, family.window_rows
-    plan = mel_windows.sound_plan(audio)
+    plan = family.sound_plan()
 
     def windows_of(segments: Sequence[int]) -> Windows:
         """Each segment as a sound of its own, cut into windows."""
@@ -101,9 +111,9 @@ def sound_pieces(source: Source, family: Qwen25Omni) -> list[ModelPiece]:
     def feed_rows(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
         windows = windows_of(segments)
         rows_NC = random_states(settings, len(windows.tokens) * rows, family.input_shape[0])
-        frames = mel_windows.FRAMES_PER_ROW * audio.num_mel_bins
+        frames = family.frames_per_row * audio.num_mel_bins
         # All frames are there.
-        rows_NC[:, frames : frames + mel_windows.FRAMES_PER_ROW] = 1
+        rows_NC[:, frames : frames + family.frames_per_row] = 1
         return Fed(rows_NC, (windows,))
 
     def feed_layers(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
@@ -129,10 +139,10 @@ def sound_pieces(source: Source, family: Qwen25Omni) -> list[ModelPiece]:
             "sound_embedding",
             1,
             source,
-            lambda whole, _: _Embedding(whole.model.audio_tower),
+            lambda whole, _: embedding(whole.model.audio_tower),
             feed_rows,
             wants_input_gradient=False,
-            size_unit=_UNIT,
+            size_unit=units[0],
         ),
         ModelPiece(
             "sound_layer",
@@ -143,20 +153,26 @@ def sound_pieces(source: Source, family: Qwen25Omni) -> list[ModelPiece]:
             num_layers=layers_at_once(audio.encoder_layers, one),
             max_segment_tokens=rows,
             kind=kind,
-            size_unit=_UNIT,
+            size_unit=units[1],
         ),
         ModelPiece(
             "sound_projector",
             1,
             source,
-            lambda whole, _: _Projector(whole.model.audio_tower),
+            lambda whole, _: projector(whole.model.audio_tower),
             feed_projector,
-            size_unit=_UNIT,
+            size_unit=units[1],
         ),
     ]
 
 
-def _set_layers(encoder: Any, count: int) -> None:
+def set_layers(encoder: Any, count: int) -> None:
+    """Sets the number of layers of either encoder.
+
+    Args:
+        encoder: its configuration.
+        count: layers.
+    """
     if hasattr(encoder, "depth"):
         encoder.depth = count
     else:
@@ -178,8 +194,9 @@ def pieces(model_dir: Path) -> list[Piece]:
     family = Qwen25Omni(model_dir)
     encoders = ("vision_config", "audio_config")
     source = Source(
-        model_dir, family.config_class, family.model_class, _set_layers, mel_windows.ATTENTION, encoders
+        model_dir, family.config_class, family.model_class, set_layers, mel_windows.ATTENTION, encoders
     )
     full = len(family.full_layers)
     counts = {"encoder_layer": full, "encoder_window_layer": family.vision.depth - full}
-    return [*vision_pieces(source, family, counts), *sound_pieces(source, family), *backbone_pieces(source)]
+    sounds = sound_pieces(source, family, _Embedding, _Projector, (_UNIT, _UNIT))
+    return [*vision_pieces(source, family, counts), *sounds, *backbone_pieces(source)]
