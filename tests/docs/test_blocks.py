@@ -42,7 +42,8 @@ RUN_BY = {
 
 A_DEMO = "dflop demo-data . --samples 96\n"
 SHORT = "--budget-seconds 5 --recompute none"
-TRAIN = f"dflop profile data && dflop profile model {SHORT} && dflop plan && dflop train --steps 1"
+# Estimated: what these pages show is not how long a step takes.
+TRAIN = "dflop profile data && dflop profile model --estimate --hardware cpu && dflop plan && dflop train --steps 1"
 OTHERS = (
     "echo 'data: {mixture: data/mixture.yaml}' >> dflop.yaml; echo 'cluster: {num_ranks: 2}' >> dflop.yaml"
 )

@@ -34,8 +34,8 @@ def main() -> int:
     """Runs torchrun with this process's arguments.
 
     Returns:
-        The exit status: that of the first rank that failed, 1 where the process that starts them was killed, 2 where ranks would have no GPU, 130 after
-        SIGINT, else 0.
+        The exit status: that of the first rank that failed, 1 where the process that starts them was killed,
+        2 where ranks would have no GPU, 130 after SIGINT, else 0.
     """
     end_with_parent()
     # Until torchrun handles SIGINT itself, no rank runs and Ctrl-C may end this process at once. Python's own

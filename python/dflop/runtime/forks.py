@@ -1,14 +1,14 @@
 """Ranks as forks of one process, which has imported what they need.
 
-Importing PyTorch and transformers takes a rank many seconds of a core. With as many ranks as a rehearsal has, on a
-few cores, and again after each restart, that would be most of its time. A fork takes milliseconds.
+Importing PyTorch and transformers takes a rank many seconds of a core. With as many ranks as a rehearsal
+has, on a few cores, and again after each restart, that would be most of its time. A fork takes milliseconds.
 
     torchrun's agent --fork--> nursery (imports; has no threads) --fork--> one rank each
 
-The agent itself has threads once torchrun runs, and one of them may hold a lock at the moment of a fork, which the
-fork then waits for without end. So the nursery is forked before, and forks for the agent.
+The agent itself has threads once torchrun runs. One of them may hold a lock at the moment of a fork, and the
+fork would then wait for it without end. So the nursery is forked before, and forks for the agent.
 
-It is done on Linux and without GPUs: what a process has begun to do with CUDA, its forks cannot go on with.
+It is done on Linux and without GPUs: forks of a process that has looked at CUDA cannot use it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class _Nursery:
             self._lines.flush()
             answer = self._lines.readline()
         if not answer:
-            raise ChildProcessError("the process that starts the ranks was killed")
+            message = "the process that starts the ranks was killed"
+            raise ChildProcessError(message)
         return json.loads(answer)
 
 
@@ -129,7 +130,7 @@ class ForkedRank:
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("a rank", timeout)
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
             time.sleep(_POLL_S)
         return status
 
@@ -140,12 +141,12 @@ def _be_nursery(connection: socket.socket, module: str) -> NoReturn:
 
     status = 1
     try:
-        # Ctrl-C is for the agent, which tells the ranks. They inherit this: one that comes early waits until a rank
-        # unblocks it (`runtime/worker.py`).
+        # Ctrl-C is for the agent, which tells the ranks. They inherit this: a signal that comes early waits
+        # until they unblock it (`runtime/worker.py`).
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         importlib.import_module(module)
-        # What is imported outlives all ranks: a collection in one of them would look at each object again and, by
-        # that, copy the pages that ranks share.
+        # What is imported outlives all ranks: a collection in one of them would look at each object again,
+        # and copy the pages that ranks share.
         gc.collect()
         gc.freeze()
         lines = connection.makefile("rw")
