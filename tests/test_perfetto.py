@@ -182,6 +182,7 @@ def test_a_pipeline_is_read_to_the_nanosecond(tmp_path):
     assert {row[5] for row in slices} == {"forward", "input gradient", "weight gradient"}
 
 
+@pytest.mark.more
 def test_the_ways_of_a_plan_are_processes_side_by_side(tmp_path):
     folder = tmp_path / "work"
     assert run_cli(["dflop", "demo-data", str(folder), "--samples", "24"]) == (0, None)

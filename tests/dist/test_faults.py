@@ -65,6 +65,7 @@ KILLS = [
 """In the forward of step 2, in the first save after that, in a backward, in a reduction."""
 
 
+@pytest.mark.more
 def test_a_run_that_is_killed_again_and_again_trains_each_sample_once(demo, tmp_path):
     """`kill -9` in forward, save, backward and reduction, then `--resume auto` to the end: two epochs."""
     out, num_steps = tmp_path / "run", 6

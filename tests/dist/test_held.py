@@ -133,6 +133,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("zero", "dtype", "recipe"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.layouts) for case in OTHERS if case not in CASES)],

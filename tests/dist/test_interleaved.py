@@ -173,6 +173,7 @@ def test_every_family_has_them(family, tmp_path, monkeypatch):
     case.check(plan, llm, shared_out(case.samples, llm), CONDITION.get(family, 1))
 
 
+@pytest.mark.more
 def test_a_run_goes_on_with_chunks_and_back(tmp_path):
     """Trained without chunks, with two a rank, and without again: the samples that come next, and what they teach."""
     demo = write_demo(tmp_path / "demo", NUM_SAMPLES, BATCH, MICROBATCHES, llm_layers=4)

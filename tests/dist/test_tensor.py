@@ -67,6 +67,7 @@ def test_tensor_parallelism_trains_as_one_process(layout, tensor, sharding, mode
     run(layout, tensor, sharding, 3, model_dir, oracles(frozen_none), tmp_path)
 
 
+@pytest.mark.some(1)
 # 2 heads of keys and values of the LLM on 4 ranks: each on two of them. A vocabulary of 300 divides.
 @pytest.mark.parametrize(("placed", "dp", "tp"), [("text", 2, 2), ("uneven", 1, 4)])
 def test_ranks_that_hold_both_components_share_their_layers(placed, dp, tp, model_dir, oracles, tmp_path):
@@ -124,6 +125,7 @@ def test_a_head_tied_to_the_embedding(vocab_size, llm_pp, tmp_path):
     check(plan, make_schedule(llm, 1), model_dir, oracle, tmp_path)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("layout", "sharding"), [((1, 1, 1), {}), ((1, 2, 1), {"zero": 1})], ids=name)
 def test_adapters_of_cut_layers(layout, sharding, model_dir, tmp_path):
     """LoRA: what is whole beside a cut layer has a summand on each rank; two hold each head of keys and values."""
@@ -221,6 +223,7 @@ def test_each_rank_keeps_its_part(model_dir, tmp_path):
     assert first[f"{text}layers.0.input_layernorm.weight"] == 48
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("saved", "read"),
     [

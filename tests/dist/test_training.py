@@ -238,7 +238,7 @@ def check_epoch(policy, oracle, turns, num_samples):
     assert times == expected[policy]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("policy", "layout"),
     [

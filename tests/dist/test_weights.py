@@ -159,6 +159,7 @@ def test_lora_is_that_of_peft_merged_and_alone(demo, tmp_path):
             torch.testing.assert_close(found[name].detach(), value, rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("recipe", "layout"),
     [

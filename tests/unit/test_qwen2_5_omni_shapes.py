@@ -158,6 +158,7 @@ def drawn_media(rng, size):
     return media
 
 
+@pytest.mark.more
 def test_all_kinds_of_media_in_one_text_through_the_whole_processor_and_the_whole_model():
     """Placeholders of each kind, grids of pictures, and a forward that compares both with the features."""
     made, thinker = processor(), config()

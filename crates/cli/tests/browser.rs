@@ -186,11 +186,13 @@ impl Browser {
         self.ask("Input.dispatchMouseEvent", &event);
     }
 
-    /// Left, top, width and height of an element, which is brought into view.
+    /// Left, top, width and height of an element, which is brought into view and drawn there: the browser looks for
+    /// what lies under the mouse in the frame that it drew last.
     fn place(&mut self, selector: &str) -> (f64, f64, f64, f64) {
         let found = self.value(&format!(
             "(() => {{ const e = document.querySelector('{selector}'); e.scrollIntoView({{block: 'center', behavior: \
-             'instant'}}); const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; }})()"
+             'instant'}}); return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {{ \
+             const b = e.getBoundingClientRect(); done([b.left, b.top, b.width, b.height]); }}))); }})()"
         ));
         let number = |at: usize| found[at].as_f64().unwrap();
         (number(0), number(1), number(2), number(3))

@@ -7,6 +7,17 @@ use dflop_types::{Cluster, MadeFrom, ModelProfile, PipelineOrder, SampleShape, T
 use std::fmt;
 use std::sync::Arc;
 
+/// What a search is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// One step, to compare another plan with.
+    Step,
+    /// A plan.
+    Plan,
+    /// A plan, and all that explains it.
+    Explained,
+}
+
 /// How many candidates a search judges with the scheduler and the simulator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SearchEffort {

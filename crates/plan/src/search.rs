@@ -7,7 +7,7 @@ use crate::error::PlanError;
 use crate::evaluate::{Outlook, evaluate};
 use crate::found::Found;
 use crate::funnel;
-use crate::input::{SearchEffort, SearchInput};
+use crate::input::{Depth, SearchEffort, SearchInput};
 use crate::judge::{judge_one, judge_some};
 use crate::mend::mends;
 use crate::models::Models;
@@ -52,17 +52,6 @@ pub(crate) fn plan_alone(input: &SearchInput<'_>) -> Result<Option<RankedPlan>, 
 /// judges the plan in front alone.
 pub(crate) fn step_alone_ns(input: &SearchInput<'_>) -> Result<Option<u64>, PlanError> {
     Ok(search_to(input, Depth::Step)?.ranked.first().map(|plan| plan.prediction.step_ns_mean))
-}
-
-/// What a search is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Depth {
-    /// One step, to compare another plan with.
-    Step,
-    /// A plan.
-    Plan,
-    /// A plan, and all that explains it.
-    Explained,
 }
 
 /// Nothing if there is a rank, and no count is 0.

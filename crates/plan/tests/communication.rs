@@ -10,7 +10,7 @@ const RANKS: u32 = 4;
 /// What the best plan of `only` sends in a step, for a device of some kind.
 fn sent(kind: &str, only: &str) -> Communication {
     let mut profile: ModelProfile = fixture::model_profile();
-    profile.device.kind = kind.to_owned();
+    kind.clone_into(&mut profile.device.kind);
     let shapes = fixture::shapes(96, 5);
     let asked = input(&shapes, &profile, RANKS);
     let asked = SearchInput { only: only.parse().unwrap(), effort: SearchEffort::Quick, ..asked };

@@ -150,7 +150,12 @@ class SharedTower:
             return output, self._depend_on_unread(self._family.features(output))
         if not has_media:
             return None, None
-        return pass_children(self.tower, self._new_token(), self._family.unread(self.tower)), None
+        return self._pass_children(), None
+
+    def _pass_children(self) -> torch.Tensor:
+        """Zero, after each module of the tower was called in the order in which its `forward` calls them."""
+        first = [getattr(self.tower, name) for name in self._family.called_first]
+        return pass_children(self.tower, self._new_token(), self._family.unread(self.tower), first)
 
     def _depend_on_unread(self, features: torch.Tensor) -> torch.Tensor:
         """Zero, a function of each parameter that trains and that `features` do not depend on."""
@@ -246,9 +251,7 @@ class SharedTower:
             features = self._family.features(self._family.encode(self._forward, media))
             token = self._depend_on_unread(features)
         else:
-            first = [getattr(self.tower, name) for name in self._family.called_first]
-            unread = self._family.unread(self.tower)
-            token = pass_children(self.tower, self._new_token(), unread, first)
+            token = self._pass_children()
         if has_idle:
             header = [0] * (2 + _MAX_DIMENSIONS)
             if features is not None:

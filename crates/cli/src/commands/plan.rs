@@ -31,6 +31,16 @@ pub(super) fn sampled_batches(global_batch_size: u32) -> u32 {
     (SAMPLES / global_batch_size.max(1)).clamp(2, 8)
 }
 
+/// As the command line asks, or by default.
+fn judged_batches(arguments: &args::Plan, config: &Config) -> u32 {
+    arguments.sampled_batches.unwrap_or_else(|| sampled_batches(config.train.global_batch_size))
+}
+
+/// Milliseconds of a step that a rank spends on communication alone.
+fn exposed_ms(sent: &Communication) -> Value {
+    json!(sent.total().exposed_ns as f64 / 1e6)
+}
+
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let start = Instant::now();
     let mut inputs = Inputs::read_to_plan(&arguments.files)?;
@@ -57,9 +67,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         order: config.train.order(),
         objective: arguments.objective.unwrap_or_else(|| config.objective()),
         num_steps: config.train.steps,
-        num_sampled_batches: arguments
-            .sampled_batches
-            .unwrap_or_else(|| sampled_batches(config.train.global_batch_size)),
+        num_sampled_batches: judged_batches(arguments, config),
         only: arguments.only.clone().unwrap_or_default(),
         compares: arguments.compare || arguments.samples.is_some(), // saved against what people run
         effort: if arguments.exhaustive { SearchEffort::Whole } else { SearchEffort::Quick },
@@ -95,10 +103,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         let seconds = start.elapsed().as_secs_f64();
         let mut value = as_json(&outcome, hint.as_deref(), &inputs, seconds);
         let parts = [
-            (
-                "exposed_communication_ms",
-                sent.as_ref().map(|sent| json!(sent.total().exposed_ns as f64 / 1e6)),
-            ),
+            ("exposed_communication_ms", sent.as_ref().map(exposed_ms)),
             ("communication", sent.as_ref().map(communication_json)),
             ("fewer_ranks", fewer.as_ref().map(fewer_json)),
             ("run", costs.map(|(run, ns)| run.json(ns, &baselines(&outcome)))),
