@@ -255,11 +255,6 @@ def measure_costs(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(round(tiles * tile_ns), round(llm_tokens((tiles, words)) * token_ns)) for tiles, words in sizes]
 
 
-def stay_at_home(costs: Any) -> list[list[int]]:
-    """The shares of a guard that shares nothing: each rank encodes its own."""
-    return [[rank] * len(units) for rank, units in enumerate(costs)]
-
-
 def run_arm(
     layout: str, arm: str, data: Samples, batches: list[list[int]], folder: str, is_padded: bool
 ) -> dict[str, Any]:
@@ -268,7 +263,7 @@ def run_arm(
     from torch.utils.data import DataLoader
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-    from dflop.integrations import balance_encoder, remove_padding, shared_tower
+    from dflop.integrations import attend_encoder, balance_encoder, remove_padding
     from dflop.integrations.accelerate import keep_batches
 
     class Clock(TrainerCallback):
@@ -310,11 +305,11 @@ def run_arm(
         for layer in [*model.model.vision_tower.encoder.layer, *model.model.language_model.layers]:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    shares = shared_tower.assign_units
-    if layout == "fsdp2" or arm == "both":
-        if arm != "both":
-            shared_tower.assign_units = stay_at_home
+    if arm == "both":
         balance_encoder(model)
+    elif layout == "fsdp2":
+        # Text alone would hang the others.
+        attend_encoder(model)
     clock = Clock()
     trainer = Trainer(model, arguments, collated, data, callbacks=[clock])  # type: ignore[arg-type]
     if layout == "fsdp2":
@@ -325,10 +320,7 @@ def run_arm(
     trainer.get_train_dataloader = lambda: keep_batches(trainer.accelerator, loader)
     # The trainer says on stdout what it logs; stdout is ours.
     trainer.remove_callback(PrinterCallback)
-    try:
-        trainer.train()
-    finally:
-        shared_tower.assign_units = shares
+    trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     found = {"seconds": clock.last - clock.first, "losses": losses}
     return found if unpadded is None else {**found, "padding_ratio": unpadded.padding_ratio}

@@ -246,8 +246,7 @@ def attend_encoder(model: nn.Module, group: ProcessGroup | DeviceMesh | None = N
 
     The integrations of transformers, TRL, accelerate and Lightning call it under FSDP2. A later
     `balance_encoder` takes its place. Every rank of `group` must call the model equally often in training
-    mode, as FSDP demands
-    anyway. In evaluation mode the model is as before.
+    mode, as FSDP demands anyway. In evaluation mode the model is as before.
 
     Args:
         model: as `balance_encoder` takes it, before or after `fully_shard`.

@@ -88,7 +88,8 @@ class LlmInput:
     feature_mask_T: torch.Tensor
     """[T] bool; true where a feature row takes the place of the embedding, in order."""
     positions_T: torch.Tensor
-    """[T] int64; restarts at 0 with each sample. With M-RoPE [3, T]: time, height and width."""
+    """[T] int64; restarts at 0 with each sample. With M-RoPE [3, T]: time, height and width; float32 where
+    positions in time are no whole numbers (Qwen3-Omni)."""
     cu_seqlens: torch.Tensor
     """[M + 1] int32; sample m holds rows cu_seqlens[m]:cu_seqlens[m + 1]."""
     targets_T: torch.Tensor
