@@ -18,6 +18,7 @@ tokens of a chunk, S tokens of all sounds, V width of the encoder.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,8 +128,8 @@ def embed_chunks(tower: Any, rows_NC: torch.Tensor, windows: Windows) -> torch.T
     if sum(windows.tokens) == hidden_NV.shape[0]:
         return hidden_NV
     # Of each window the chunks that are computed, of which the last may have fewer tokens.
-    ends = torch.tensor([0, *read]).cumsum(0).tolist()
-    kept = torch.cat([torch.arange(n) + first for n, first in zip(windows.tokens, ends[:-1], strict=True)])
+    firsts = list(accumulate(read, initial=0))[:-1]
+    kept = torch.cat([torch.arange(n) + first for n, first in zip(windows.tokens, firsts, strict=True)])
     return hidden_NV.index_select(0, sent(kept, hidden_NV.device))
 
 
