@@ -43,7 +43,10 @@ RUN_BY = {
 A_DEMO = "dflop demo-data . --samples 96\n"
 SHORT = "--budget-seconds 5 --recompute none"
 # Estimated: what these pages show is not how long a step takes.
-TRAIN = "dflop profile data && dflop profile model --estimate --hardware cpu && dflop plan && dflop train --steps 1"
+TRAIN = (
+    "dflop profile data && dflop profile model --estimate --hardware h100 && dflop plan"
+    " && dflop train --other-device --steps 1"
+)
 OTHERS = (
     "echo 'data: {mixture: data/mixture.yaml}' >> dflop.yaml; echo 'cluster: {num_ranks: 2}' >> dflop.yaml"
 )
