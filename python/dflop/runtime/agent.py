@@ -45,8 +45,9 @@ def main() -> int:
     request: dict[str, Any] = json.loads(path.read_bytes()) if path.suffix == ".json" else {}
     if forks := may_fork(request):
         say("importing PyTorch", "rehearse" if "rehearsal" in request else "train")
-        # PyTorch reads it when it is imported. torchrun sets it for ranks that are started anew.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        if int(request["num_ranks"]) > 1:
+            # PyTorch reads it when it is imported. torchrun sets it so for ranks that are started anew.
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
