@@ -1,4 +1,4 @@
-"""One rank as a process: `python -m dflop.runtime.worker REQUEST.json`, started by torchrun."""
+"""One rank as a process: a fork (`forks.py`), or `python -m dflop.runtime.worker REQUEST.json` of torchrun."""
 
 from __future__ import annotations
 
