@@ -1,4 +1,4 @@
-"""One rank as a process: a fork (`forks.py`), or `python -m dflop.runtime.worker REQUEST.json` of torchrun."""
+"""One rank as a process: a fork (`forks.py`), or torchrun's `python -m dflop.runtime.worker REQUEST.json`."""
 
 from __future__ import annotations
 
