@@ -49,9 +49,9 @@ def pytest_collection_modifyitems(items):
 
 
 def _skip_omni(items):
-    """Skips Qwen2.5-Omni where transformers is older than it must be, as in `make test-oldest`."""
+    """Skips Qwen2.5-Omni and Qwen3-Omni where transformers is older than it must be, as in `make test-oldest`."""
     if tuple(map(int, version("transformers").split(".")[:2])) < (5, 23):
-        skip = pytest.mark.skip(reason="Qwen2.5-Omni needs transformers 5.23")
+        skip = pytest.mark.skip(reason="Qwen2.5-Omni and Qwen3-Omni need transformers 5.23")
         for item in (item for item in items if "omni" in item.nodeid):
             item.add_marker(skip)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -23,7 +22,6 @@ import warm
 from dflop.runtime.resume import checkpoints
 from dflop.runtime.turns import log_lines
 
-BENCHES = Path(__file__).parents[2] / "benches"
 ASK = "import json, sys, dflop._native as d; print(json.dumps(d.run_cli(['dflop', *sys.argv[1:]])[1]))"
 """What the command line asks of the ranks, without starting them."""
 NUM_SAMPLES, BATCH, MICROBATCHES = 24, 8, 4
@@ -36,17 +34,6 @@ GUARD_S = 600.0
 def demo(tmp_path_factory):
     """Demo data, profiles and a plan of two ranks."""
     return write_demo(tmp_path_factory.mktemp("demo"), NUM_SAMPLES, BATCH, MICROBATCHES)
-
-
-@pytest.fixture(scope="module")
-def kills():
-    """`benches/kills.py`: how it finds ranks, and how it counts samples."""
-    sys.path.insert(0, str(BENCHES))
-    spec = importlib.util.spec_from_file_location("bench_kills", BENCHES / "kills.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(BENCHES))
-    return module
 
 
 def wait_until(is_so, process):
@@ -63,8 +50,8 @@ def wait_until(is_so, process):
 def test_the_command_starts_the_ranks_and_starts_them_again(kills, demo, tmp_path):
     """`dflop train` with torchrun: a `kill -9` of a rank, after which it goes on by itself, until Ctrl-C: 130.
 
-    Each sample is trained once, no line is half; the log can be replayed. One run for all of it: ranks of torchrun
-    import for ten seconds. Several kills are `make bench-kills` and, with forked ranks, `test_faults.py`.
+    Each sample is trained once, no line is half; the log can be replayed. One run for all of it: its start
+    imports for seconds. Several kills are `make bench-kills` and, with forked ranks, `test_faults.py`.
     """
     folder = tmp_path / "demo"
     shutil.copytree(demo, folder)
@@ -92,7 +79,7 @@ def test_the_command_starts_the_ranks_and_starts_them_again(kills, demo, tmp_pat
     assert len(first) == RANKS
     os.kill(first[1], signal.SIGKILL)
     wait_until(lambda: set(kills.ranks_of(process.pid)) - set(first), process)
-    # They import for seconds; then those steps are undone that came after the checkpoint.
+    # Then those steps are undone that came after the checkpoint.
     num_before = kills.num_lines(metrics)
     wait_until(lambda: kills.num_lines(metrics) >= num_before + 2, process)
     process.send_signal(signal.SIGINT)

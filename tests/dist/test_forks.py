@@ -20,15 +20,6 @@ pytestmark = pytest.mark.skipif(
 GUARD_S = 120.0
 
 
-def below(process):
-    """The processes that this one has started."""
-    try:
-        tasks = list(Path(f"/proc/{process}/task").iterdir())
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:
-        return []
-
-
 def is_alive(process):
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -42,7 +33,7 @@ def demo(tmp_path_factory):
 
 
 @pytest.mark.parametrize("killed", ["agent", "nursery", "rank"])
-def test_no_process_outlives_the_others(killed, demo, tmp_path):
+def test_no_process_outlives_the_others(killed, kills, demo, tmp_path):
     """SIGKILL of torchrun's agent, of the process that forks the ranks, and of a rank: the command ends and says which."""
     out = tmp_path / "rehearsal"
     flags = ["--steps", "100000", "--speed", "20", "--out", str(out)]
@@ -55,9 +46,9 @@ def test_no_process_outlives_the_others(killed, demo, tmp_path):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
-    (agent,) = below(process.pid)
-    (nursery,) = below(agent)
-    ranks = below(nursery)
+    (agent,) = kills.children(process.pid)
+    (nursery,) = kills.children(agent)
+    ranks = kills.ranks_of(process.pid)
     assert len(ranks) == 2
     os.kill({"agent": agent, "nursery": nursery, "rank": ranks[1]}[killed], signal.SIGKILL)
     _, stderr = process.communicate(timeout=GUARD_S)

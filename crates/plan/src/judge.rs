@@ -11,7 +11,7 @@ use crate::space::Candidate;
 use dflop_types::{Rejection, SampleIndex};
 use rayon::prelude::*;
 
-/// The judged batches of a candidate, and its memory on those of the run; or why it falls.
+/// Where a candidate fits: its judged batches, and its memory on the batches of the run. Where it does not: why.
 type Answer = Result<(Vec<Judged>, Option<RunMemory>), Rejection>;
 
 /// Judges a candidate on all batches, and its memory on those of the run. `bounds_ns` has a lower bound of its step on each

@@ -56,7 +56,7 @@ pub enum ParseOnlyError {
         name: String,
         /// The part that asks for both components.
         both: &'static str,
-        /// Why there is none for one component.
+        /// Why one component cannot have it alone.
         why: &'static str,
     },
     /// A value that the part cannot have.

@@ -109,7 +109,7 @@ def embed_chunks(tower: Any, rows_NC: torch.Tensor, windows: Windows) -> torch.T
     chunks = [-(-tokens // CHUNK_TOKENS) for tokens in windows.tokens]
     read = [count * CHUNK_TOKENS for count in chunks]
     rows_NC = _first_of_each(read, windows.window_rows, rows_NC)
-    frames_GFB, is_computed_GF = frames_of(rows_NC, _bins(tower))
+    frames_GFB, is_computed_GF = frames_of(rows_NC, tower.num_mel_bins)
     hidden = frames_GFB.transpose(1, 2)[:, None]
     split = getattr(tower, "conv_chunksize", len(hidden))
     found = []
@@ -131,11 +131,6 @@ def embed_chunks(tower: Any, rows_NC: torch.Tensor, windows: Windows) -> torch.T
     firsts = list(accumulate(read, initial=0))[:-1]
     kept = torch.cat([torch.arange(n) + first for n, first in zip(windows.tokens, firsts, strict=True)])
     return hidden_NV.index_select(0, sent(kept, hidden_NV.device))
-
-
-def _bins(tower: Any) -> int:
-    """Mel bins that the tower reads."""
-    return tower.num_mel_bins
 
 
 def _first_of_each(counts: list[int], each: int, rows_NC: torch.Tensor) -> torch.Tensor:

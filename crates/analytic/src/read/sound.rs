@@ -48,7 +48,7 @@ pub(super) fn voxtral(config: &Value) -> Result<Architecture, AnalyticError> {
     if !positions.is_multiple_of(merged_tokens) {
         return Err(audio.error("max_source_positions", &format!("must be a multiple of {merged_tokens}")));
     }
-    // Where a file leaves a size of the backbone out, transformers takes that of Voxtral Mini.
+    // Where `config.json` leaves out a size of the backbone, transformers takes the size of Voxtral Mini.
     let mut filled = config.clone();
     if let Some(filled) = filled.as_object_mut() {
         let text = filled.entry("text_config").or_insert_with(|| Value::Object(serde_json::Map::new()));

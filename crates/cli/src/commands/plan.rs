@@ -299,7 +299,7 @@ fn mfu(inputs: &Inputs, samples_per_s: f64, num_ranks: u32) -> Option<f64> {
     Some(samples_per_s * useful / (peak * f64::from(num_ranks)))
 }
 
-/// Communication of a step: that of all kinds, and by kind.
+/// The field `communication` of `--json`: the sum of all kinds of a step, and each kind in `by_kind`.
 fn communication_json(communication: &Communication) -> Value {
     let of = |sent: &Sent| {
         let ms = |ns: u64| ns as f64 / 1e6;

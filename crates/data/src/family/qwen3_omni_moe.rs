@@ -132,7 +132,7 @@ impl Qwen3OmniMoe {
     }
 }
 
-/// Tokens of so many mel frames: each convolution halves a chunk, and rounds up.
+/// Encoder tokens of `frames` mel frames. Each of the three convolutions halves a chunk, and rounds up.
 const fn tokens_of(frames: u64) -> u64 {
     frames / CHUNK_FRAMES * CHUNK_TOKENS as u64 + (frames % CHUNK_FRAMES).div_ceil(8)
 }
