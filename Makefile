@@ -82,9 +82,9 @@ test: test-rust test-python ## The tests that need no GPU (`make test-more` has 
 
 # The wheel first: the tests share its profile, so that every crate is built once.
 test-rust: setup
-	@# Without examples, which clippy compiles.
-	cargo test --release --locked --workspace --exclude dflop-py --quiet --lib --bins --tests
-	cargo test --release --locked --workspace --exclude dflop-py --quiet --doc
+	@# Without examples and benches, which clippy compiles.
+	cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-bench --quiet --lib --bins --tests
+	cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-bench --quiet --doc
 
 # Processes that run tests beside each other: more than cores, as many tests wait for ranks of theirs. Neighbours in a file stay together, as they share what is made for it.
 TEST_JOBS ?= 3
@@ -98,7 +98,7 @@ SEEDS ?= 20
 test-explore: setup ## The property tests on new random cases, SEEDS times (20); `make test` draws the same ones each time
 	for round in $$(seq $(SEEDS)); do \
 	  seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
-	  PROPTEST_RNG_SEED=$$seed cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-cli --quiet --lib --tests || exit 1; \
+	  PROPTEST_RNG_SEED=$$seed cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-bench --exclude dflop-cli --quiet --lib --tests || exit 1; \
 	done
 
 test-dist: setup $(DEV) ## The tests with several processes
@@ -232,10 +232,10 @@ bench-sim: ## Simulator: time of a step by size -> bench/out/sim.json
 bench-prepare: ## The schedule of one training step, and its action lists -> bench/out/prepare.json
 	$(call criterion,step,prepare)
 
-# The benches of crate $(1) -> bench/out/$(2).json. Criterion adds to what stands in its folder: begin with an empty one.
+# Bench $(1) of benches/criterion -> bench/out/$(2).json. Criterion adds to what stands in its folder: begin with an empty one.
 define criterion
 	@rm -rf target/criterion-$(1)
-	CRITERION_HOME=$(abspath target/criterion-$(1)) cargo bench --locked -p dflop-$(1)
+	CRITERION_HOME=$(abspath target/criterion-$(1)) cargo bench --locked -p dflop-bench --bench $(1)
 	@$(PYTHON) benches/collect.py $(2) target/criterion-$(1) bench/out/$(2).json
 endef
 

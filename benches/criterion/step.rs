@@ -1,7 +1,7 @@
 //! Time of one schedule, both arms weighed and the order searched, as the planner and the training ask for it; and of
 //! making action lists alone.
 
-#[path = "../tests/fixture/mod.rs"]
+#[path = "../../crates/step/tests/fixture/mod.rs"]
 mod fixture;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
