@@ -135,12 +135,13 @@ pub(crate) fn noise_of(left: &[f64]) -> f64 {
     (*middle / 0.6745).clamp(NOISE_MIN, NOISE_MAX)
 }
 
-/// Groups of neighbours, each of at most so many bins that there are about [`GROUPS_MAX`]; none crosses an end of `parts`,
-/// which counts the bins of each part.
-pub(crate) fn groups(parts: &[usize]) -> Vec<usize> {
-    let size = parts.iter().sum::<usize>().div_ceil(GROUPS_MAX).max(1);
+/// Groups of neighbours, each of at most so many bins that there are about [`GROUPS_MAX`]; none crosses an end of `parts`.
+/// Of each part: its bins, and whether they are taken to be alike, which makes them one group.
+pub(crate) fn groups(parts: &[(usize, bool)]) -> Vec<usize> {
+    let size_max = parts.iter().map(|part| part.0).sum::<usize>().div_ceil(GROUPS_MAX).max(1);
     let (mut groups, mut first) = (Vec::new(), 0);
-    for &count in parts {
+    for &(count, is_alike) in parts {
+        let size = if is_alike { count.max(1) } else { size_max };
         groups.extend((0..count).map(|bin| first + bin / size));
         first += count.div_ceil(size);
     }
@@ -323,7 +324,7 @@ mod tests {
         for _ in 0..3 {
             let of_packs: Vec<f64> = packs.iter().map(|pack| pack.of(&expected)).collect();
             let left: Vec<f64> = packs.iter().zip(&of_packs).map(|(pack, of)| pack.excess - of).collect();
-            excesses = Fit::new(packs, &of_packs, noise_of(&left), groups(&[count])).solved();
+            excesses = Fit::new(packs, &of_packs, noise_of(&left), groups(&[(count, false)])).solved();
             expected = excesses.iter().map(|excess| excess.excess).collect();
         }
         excesses
@@ -363,10 +364,11 @@ mod tests {
 
     #[test]
     fn no_group_crosses_an_end() {
-        assert_eq!(groups(&[3]), [0, 1, 2]);
+        assert_eq!(groups(&[(3, false)]), [0, 1, 2]);
         // 66 bins: three a group, 32 at most where there is one part.
-        let of_parts = groups(&[64, 1, 1]);
+        let of_parts = groups(&[(64, false), (1, false), (1, false)]);
         assert_eq!((of_parts[2], of_parts[3], of_parts[63], of_parts[64], of_parts[65]), (0, 1, 21, 22, 23));
+        assert_eq!(groups(&[(1, false), (4, true), (0, true), (1, false)]), [0, 1, 1, 1, 1, 2]);
     }
 
     /// Three twentieths more in 128 bins, of which a step sees 96 samples: too few of each bin, enough of each group.

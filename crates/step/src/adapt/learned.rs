@@ -29,7 +29,7 @@ impl Learned {
             Fit::new(&packs, &expected, ranges.noise, groups).solved()
         };
         let ends: Vec<u64> = (0..count).map(|bin| bins.range(component, bin).1).collect();
-        let of_bins = solved(&ends, groups(&[count]));
+        let of_bins = solved(&ends, groups(&[(count, false)]));
         if ranges.found.is_empty() {
             let factors = factors(&ends, &of_bins);
             return Self { of_bins, factors };
@@ -46,11 +46,16 @@ impl Learned {
         let mut parts: Vec<u64> = ends.iter().chain(&cuts).copied().collect();
         parts.sort_unstable();
         parts.dedup();
-        let mut counts = vec![0; cuts.len() + 1];
+        let between_cuts = |size: u64| cuts.partition_point(|&cut| cut < size);
+        // A range is sure as a whole: sizes at its ends, of which few were seen, are taken to be as the others.
+        let mut regions = vec![(0, false); cuts.len() + 1];
         for &end in &parts {
-            counts[cuts.partition_point(|&cut| cut < end)] += 1;
+            regions[between_cuts(end)].0 += 1;
         }
-        let of_parts = solved(&parts, groups(&counts));
+        for &(first, _) in &ranges.found {
+            regions[between_cuts(sizes[first])].1 = true;
+        }
+        let of_parts = solved(&parts, groups(&regions));
         let factors = factors(&parts, &of_parts);
         Self { of_bins, factors }
     }
@@ -74,4 +79,43 @@ fn factors(ends: &[u64], excesses: &[Excess]) -> Vec<ShapeFactor> {
         first = end.saturating_add(1);
     }
     factors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapt::bins::LLM;
+    use crate::adapt::packs::Pack;
+    use crate::batches::below;
+    use crate::fixture::sample;
+    use rand_chacha::ChaCha8Rng;
+    use rand_chacha::rand_core::SeedableRng;
+
+    /// Sizes 60 to 159 are bins of their own, 100 to 120 take twice as long, and 120 was seen once.
+    #[test]
+    fn the_last_size_of_a_range_is_as_the_others_of_it() {
+        let shapes: Vec<_> = (60..160).map(|size| sample(0, 0, size)).collect();
+        let bins = ShapeBins::of(&shapes);
+        let mut random = ChaCha8Rng::seed_from_u64(0);
+        let mut packs = Packs::default();
+        for step in 0..40 {
+            let pack = |at: usize| {
+                let mut draw = || 60 + below(&mut random, 100);
+                let mut sizes: Vec<u64> = (0..3).map(|_| draw()).filter(|&size| size != 120).collect();
+                if (step, at) == (5, 0) {
+                    sizes.push(120);
+                }
+                sizes.sort_unstable();
+                let slow: u64 = sizes.iter().filter(|size| (100..=120).contains(*size)).sum();
+                let excess = slow as f64 / sizes.iter().sum::<u64>() as f64;
+                Pack::new(excess, 1.0, sizes.iter().map(|&size| (size, size)).collect())
+            };
+            packs.remember((0..16).map(pack).collect());
+        }
+        let learned = Learned::new(&packs, &bins, LLM);
+        for (size, expected) in [(99, 1.0), (100, 2.0), (110, 2.0), (119, 2.0), (120, 2.0), (121, 1.0)] {
+            let found = learned.factor(size);
+            assert!((found - expected).abs() < 0.05, "{size}: {found}, is {expected}");
+        }
+    }
 }
