@@ -5,7 +5,6 @@
 
 use dflop_schedule::{Assignment, BalanceError, EXACT_WORK, Limits, schedule};
 
-#[path = "../benches/lognormal/mod.rs"]
 mod lognormal;
 
 /// (samples, buckets) of up to 6 samples a bucket.
