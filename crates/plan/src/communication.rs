@@ -103,7 +103,8 @@ impl Communication {
 
 /// What the ranks of `plan` send in a step; `None` where nothing is sent or nothing is known of links.
 ///
-/// The schedules are the scheduler's first answers, each timed over networks of which ever more is free.
+/// The schedules are the scheduler's first answers, each timed over networks of which ever more is free. A batch whose first
+/// answer is over the memory is searched whole, as in training; one that fits by no schedule is left out.
 ///
 /// *Not modelled*: collectives of tensor groups in a profile that measured them as a part of their layers.
 ///
@@ -118,10 +119,19 @@ pub fn communication(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Optio
     let scheduler = over(network.clone())?;
     let mut batches = sampled_batches(input)?;
     batches.truncate(if batches[0].len() > LARGE_SAMPLES { 1 } else { BATCHES });
-    let steps: Vec<Schedule> = (0..)
-        .zip(&batches)
-        .map(|(step, batch)| scheduler.schedule_until(step, batch, Arm::AWARE, &|| true))
-        .collect::<Result<_, _>>()?;
+    let mut steps = Vec::with_capacity(batches.len());
+    for (step, batch) in (0..).zip(&batches) {
+        let first = scheduler.schedule_until(step, batch, Arm::AWARE, &|| true);
+        let whole = |_| scheduler.schedule(step, batch, Arm::AWARE);
+        match first.or_else(whole) {
+            Ok(schedule) => steps.push(schedule),
+            Err(error) if error.is_too_large() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if steps.is_empty() {
+        return Ok(None);
+    }
     let bytes = byte_network();
     let of_free = |num_free: usize| -> Result<Sent, PlanError> {
         let free = |network: &Network, slower| without(&scaled(network, slower), num_free);

@@ -64,3 +64,20 @@ fn a_pipeline_sends_point_to_point() {
     let words = found.words(1_000_000_000);
     assert!(words.starts_with("communication: a rank sends ") && words.contains("\nexposed communication: "));
 }
+
+/// A budget that first answers are over, as they look at few schedules, and searched ones are not. The plan stands all the same.
+#[test]
+fn a_plan_in_tight_memory_has_its_communication() {
+    let profile = fixture::model_profile();
+    let shapes = fixture::shapes(96, 5);
+    let only = "colocated=false,encoder.dp=1,llm.dp=1,llm.pp=3,zero=0";
+    let asked = input(&shapes, &profile, RANKS);
+    let asked = SearchInput { only: only.parse().unwrap(), effort: SearchEffort::Quick, ..asked };
+    let plan = search(&asked).unwrap().ranked[0];
+    let peak = plan.prediction.encoder_memory_bytes_peak.max(plan.prediction.llm_memory_bytes_peak);
+    for budget in [peak, peak / 2, 1] {
+        let tight = SearchInput { cluster: fixture::cluster(RANKS, Some(budget)), ..asked.clone() };
+        let found = communication(&tight, &plan).unwrap();
+        assert!(found.is_some() == (budget > 1), "{budget}: {found:?}");
+    }
+}

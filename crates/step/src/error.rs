@@ -3,7 +3,7 @@
 use dflop_cost::CostError;
 use dflop_schedule::BalanceError;
 use dflop_sim::SimError;
-use dflop_types::{Component, Hint, LayerCut, Layout, PipelineOrder, Recompute, SampleIndex};
+use dflop_types::{Component, Hint, LayerCut, Layout, PipelineOrder, Recompute, SampleIndex, memory_size};
 use thiserror::Error;
 
 /// The name of a component in error texts.
@@ -18,6 +18,19 @@ const fn part_name(component: Component) -> &'static str {
 /// The number of chunks of each rank in words; empty if it is one.
 fn times(chunks: u32) -> String {
     if chunks > 1 { format!(" x interleave {chunks}") } else { String::new() }
+}
+
+impl StepError {
+    /// Whether the global batch was too large for the ranks: another search, or another batch, may have a schedule.
+    pub const fn is_too_large(&self) -> bool {
+        matches!(
+            self,
+            Self::Memory { .. }
+                | Self::SampleTooLarge { .. }
+                | Self::GiantMemory { .. }
+                | Self::Tokens { .. }
+        )
+    }
 }
 
 /// Why there is no schedule.
@@ -188,7 +201,8 @@ pub enum StepError {
     },
     /// One sample alone is over the memory budget of a rank.
     #[error(
-        "sample {sample} does not fit: {component} rank needs {needed_bytes} bytes for it alone, memory budget is {budget_bytes} bytes"
+        "sample {sample} does not fit: {component} rank needs {} for it alone, memory budget is {}",
+        memory_size(*needed_bytes), memory_size(*budget_bytes)
     )]
     SampleTooLarge {
         /// The sample.
@@ -202,7 +216,8 @@ pub enum StepError {
     },
     /// No schedule of the global batch that fits was found.
     #[error(
-        "step {step} does not fit: {component} rank needs {needed_bytes} bytes, memory budget is {budget_bytes} bytes"
+        "step {step} does not fit: {component} rank needs {}, memory budget is {}",
+        memory_size(*needed_bytes), memory_size(*budget_bytes)
     )]
     Memory {
         /// The step.
@@ -230,7 +245,8 @@ pub enum StepError {
     },
     /// The rule for giants refuses a sample that fits a rank alone, but not beside others.
     #[error(
-        "step {step}: sample {sample} fits into {budget_bytes} bytes only in a pipeline that is empty around it, and `train.giants` is `refuse`"
+        "step {step}: sample {sample} fits into {} only in a pipeline that is empty around it, and `train.giants` is `refuse`",
+        memory_size(*budget_bytes)
     )]
     GiantMemory {
         /// The step.
@@ -325,15 +341,15 @@ impl Hint for StepError {
                 "make the plan anew with `dflop plan`, or set `tie_word_embeddings` to false in `config.json`"
             }
             Self::SampleTooLarge { .. } => {
-                "raise `memory_budget_bytes`, or leave the sample out of the dataset"
+                "raise `cluster.memory_budget_bytes`, or leave the sample out of the dataset"
             }
             Self::GiantTokens { .. } => {
                 "raise `train.giant_llm_tokens`, or set `train.giants` to `alone` or `defer`, or leave them out of the dataset"
             }
             Self::GiantMemory { .. } => {
-                "raise `memory_budget_bytes`, or set `train.giants` to `alone`, or leave the sample out of the dataset"
+                "raise `cluster.memory_budget_bytes`, or set `train.giants` to `alone`, or leave the sample out of the dataset"
             }
-            Self::Memory { .. } => "raise `memory_budget_bytes` or the number of microbatches",
+            Self::Memory { .. } => "raise `cluster.memory_budget_bytes` or `train.num_microbatches`",
             Self::SampleOverTokens { tokens, .. } => {
                 return Some(format!(
                     "raise `train.bucket_tokens_max` to {tokens} or more, or leave the sample out of the dataset"

@@ -1,8 +1,8 @@
 //! `dflop plan --emit megatron|torchtitan`: the arguments of other trainers that come nearest to a plan, in their own names, and
 //! what of it they cannot express.
 //!
-//! Names as in Megatron-LM's `megatron/training/arguments.py` and its Megatron-FSDP guide (`docs/user-guide/features`), and in
-//! torchtitan's `config/job_config.py`, read on 2026-11-23.
+//! Names as in Megatron-LM's `megatron/training/arguments.py` and its Megatron-FSDP guide (`docs/user-guide/features`), read on
+//! 2026-11-23, and as torchtitan 0.3.0 parses them (`torchtitan/config`).
 
 use dflop_types::number::counted;
 use dflop_types::{Component, Layout, RankOrder, RankedPlan, Recompute, Zero};
@@ -217,7 +217,7 @@ fn recomputes_otherwise(plan: &RankedPlan) -> impl Iterator<Item = String> {
     of_encoder.into_iter().chain(eased).chain(partly)
 }
 
-/// torchtitan's.
+/// torchtitan's. The mode of recomputation is a word of its own, which must come last: what follows it is read as an option of it.
 pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32, num_llm_layers: u32) -> String {
     let (layout, llm) = (plan.layout, plan.layout.llm);
     let mut lacks = of_both(plan);
@@ -242,6 +242,8 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32, num_llm_laye
         format!("--training.local_batch_size {local}"),
     ];
     if llm.pp > 1 {
+        // It captures steps of one stage only, and does not start with both.
+        arguments.push("--training.disable_cuda_graphs".to_owned());
         arguments.push(format!("--parallelism.pipeline_parallel_microbatch_size {microbatch}"));
         let stages = layout.stage_layers(Component::Llm, num_llm_layers);
         match torchtitan_cut(&stages) {
@@ -274,16 +276,11 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32, num_llm_laye
         arguments.push("--parallelism.pipeline_parallel_schedule 1F1B".to_owned());
     }
     lacks.extend(recomputes_otherwise(plan));
-    match plan.recompute.llm {
-        Recompute::FullOf(num_layers) => {
-            arguments.push("--activation_checkpoint.mode full".to_owned());
-            lacks.push(format!(
-                "full recomputation of {} of each stage alone: all are recomputed (`selective_ac_option` N would take each N-th)",
-                counted(num_layers.get().into(), "layer")
-            ));
-        }
-        mode => arguments.push(format!("--activation_checkpoint.mode {}", mode.of_first())),
+    if let Recompute::FullOf(num_layers) = plan.recompute.llm {
+        let layers = counted(num_layers.get().into(), "layer");
+        lacks.push(format!("full recomputation of {layers} of each stage alone: all are recomputed"));
     }
+    arguments.push(format!("activation-checkpoint:{}", plan.recompute.llm.of_first()));
     lines(&arguments, &lacks)
 }
 
@@ -329,7 +326,7 @@ mod tests {
             "--parallelism.data_parallel_replicate_degree 8",
             "--parallelism.data_parallel_shard_degree 8",
             "--parallelism.fsdp_reshard_after_forward always",
-            "--activation_checkpoint.mode selective",
+            "activation-checkpoint:selective",
         ] {
             assert!(torchtitan.contains(&argument.to_owned()), "{argument}: {torchtitan:?}");
         }
@@ -358,7 +355,7 @@ mod tests {
         let unequal = recomputing(Layout::colocated(4, Zero::Nothing), llm_alone);
         for (text, argument) in [
             (megatron(&unequal, 32, 28), "--recompute-granularity full"),
-            (torchtitan(&unequal, 32, 28), "--activation_checkpoint.mode full"),
+            (torchtitan(&unequal, 32, 28), "activation-checkpoint:full"),
         ] {
             assert!(text.contains(argument), "{text}");
             assert!(text.contains("# not expressed: recomputation of the encoder by itself: none"), "{text}");
