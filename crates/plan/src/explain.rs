@@ -354,11 +354,26 @@ fn versus(text: &mut String, rivals: &[Rival], best: &RankedPlan) {
     let fastest =
         of_others.filter_map(|rival| Some((rival.name, rival.step_ns_mean?))).min_by_key(|(_, ns)| *ns);
     let _ = match fastest {
+        Some((name, ns)) if (ns as f64) < own_ns => {
+            writeln!(
+                text,
+                "  {name} of other people is {} as fast as the plan: run that one",
+                times(own_ns / ns as f64)
+            )
+        }
         Some((name, ns)) => {
             writeln!(text, "  {} over the best of other people's, {name}", times(ns as f64 / own_ns))
         }
         None => writeln!(text, "  nothing of other people's fits"),
     };
+    let cut: Vec<&str> = rivals.iter().filter(|rival| rival.is_cut).map(|rival| rival.name).collect();
+    if !cut.is_empty() {
+        let _ = writeln!(
+            text,
+            "  the time limit struck before all configurations were looked at of {}: they may be faster",
+            cut.join(", ")
+        );
+    }
 }
 
 /// A table; the first `num_left` columns stand at the left.

@@ -12,6 +12,7 @@ use dflop_types::{
     StageIndex, Zero, cut_layers,
 };
 use rayon::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The fastest that fits.
 pub(crate) struct Megatron {
@@ -21,6 +22,8 @@ pub(crate) struct Megatron {
     pub(crate) num_microbatches: u32,
     pub(crate) step_ns_mean: u64,
     pub(crate) idle_ratio: f64,
+    /// Whether the search was halted before it had looked at all of them.
+    pub(crate) is_cut: bool,
 }
 
 /// One way to run all ranks as pipelines of one shape.
@@ -174,8 +177,13 @@ pub(crate) fn megatron(
     };
     // More recomputation never shortens a step of the same microbatches. So a mode is left out if one that recomputes less fits.
     // Balance looks at times, which recomputation changes: there only unequal modes are left out for this.
+    let (has_some, is_cut) = (AtomicBool::new(false), AtomicBool::new(false));
     let steps = |way: &Pipelines| {
         let mut found: Vec<(Pipelines, Judged)> = Vec::new();
+        if has_some.load(Relaxed) && (input.halt)() {
+            is_cut.store(true, Relaxed);
+            return found;
+        }
         let way = &way.ordered(input, models, batches.first());
         for &recompute in models.modes() {
             let is_same = !is_balanced || recompute.of_both().is_none();
@@ -185,6 +193,7 @@ pub(crate) fn megatron(
             let way = Pipelines { recompute, ..*way };
             found.extend(step(&way).map(|judged| (way, judged)));
         }
+        has_some.fetch_or(!found.is_empty(), Relaxed);
         found
     };
     let found: Vec<(Pipelines, Judged)> = ways.par_iter().flat_map_iter(steps).collect();
@@ -199,6 +208,7 @@ pub(crate) fn megatron(
         num_microbatches: way.num_microbatches,
         step_ns_mean,
         idle_ratio,
+        is_cut: is_cut.into_inner(),
     })
 }
 

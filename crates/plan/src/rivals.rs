@@ -24,6 +24,7 @@ use dflop_step::{Arm, Method};
 use dflop_types::{Recomputation, SampleIndex};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// What people run today, or our balance in it.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +41,8 @@ pub struct Rival {
     pub step_ns_mean: Option<u64>,
     /// Idle time over ranks and makespan, as the mean over the global batches; `None` where nothing of it fits.
     pub bubble_ratio: Option<f64>,
+    /// Whether the time limit struck before all its configurations were looked at: a faster one may be left.
+    pub is_cut: bool,
     /// What it is, where dflop's search has such candidates.
     pub(crate) candidate: Option<Candidate>,
 }
@@ -107,6 +110,7 @@ pub(crate) fn rivals(
                 num_microbatches: found.num_microbatches,
                 step_ns_mean: Some(found.step_ns_mean),
                 bubble_ratio: Some(found.idle_ratio),
+                is_cut: found.is_cut,
                 ..none(name)
             },
         ));
@@ -148,6 +152,7 @@ const fn none(name: &'static str) -> Rival {
         num_microbatches: 0,
         step_ns_mean: None,
         bubble_ratio: None,
+        is_cut: false,
         candidate: None,
     }
 }
@@ -190,9 +195,19 @@ fn fastest(
         }
         Ok(Some((sum / num_sampled.max(1) as u64, *candidate, arm)))
     };
+    let (has_some, is_cut) = (AtomicBool::new(false), AtomicBool::new(false));
+    let until_halted = |(candidate, arm): &(Candidate, Arm)| {
+        if has_some.load(Relaxed) && (input.halt)() {
+            is_cut.store(true, Relaxed);
+            return Ok(None);
+        }
+        let found = step(candidate, *arm, false)?;
+        has_some.fetch_or(found.is_some(), Relaxed);
+        Ok(found)
+    };
     let timed = |candidates: &[Candidate]| -> Result<Vec<Timed>, PlanError> {
         let tries = tries(candidates);
-        let steps = tries.par_iter().map(|(candidate, arm)| step(candidate, *arm, false));
+        let steps = tries.par_iter().map(until_halted);
         Ok(steps.collect::<Result<Vec<Option<Timed>>, PlanError>>()?.into_iter().flatten().collect())
     };
     let mut steps = timed(candidates)?;
@@ -233,6 +248,7 @@ fn fastest(
         num_microbatches: candidate.num_microbatches,
         step_ns_mean: Some(ns),
         bubble_ratio: Some(idle / batches.sampled.len().max(1) as f64),
+        is_cut: is_cut.into_inner(),
         candidate: Some(candidate),
     })
 }

@@ -169,6 +169,9 @@ fn search_to(input: &SearchInput<'_>, depth: Depth) -> Result<Outcome, PlanError
     })
 }
 
+/// Candidates that are looked at before the search asks whether it shall end.
+const LOOKED_AT_ONCE: usize = 4_096;
+
 /// All candidates of a search: those that may fit, and why the others cannot be the plan.
 struct Candidates {
     contenders: Vec<Contender>,
@@ -183,7 +186,7 @@ struct Candidates {
 /// All candidates, made in three rounds: colocated ones and plain pipelines; pipelines of other degrees; pipelines that
 /// recompute, and colocated ones whose components recompute different things. Each round looks at what the rounds before it found.
 ///
-/// If the search is halted meanwhile, no further round is begun once there is a candidate that seems to fit.
+/// If the search is halted once there is a candidate that seems to fit, those that were made by then are all.
 fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result<Candidates, PlanError> {
     let rules = Rules::of(input, models.plain());
     let of_layout = |layout: &Layout| {
@@ -220,20 +223,47 @@ fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result
     }
     let plain = rules.pipelines(rules.plain(), of_layout);
     rejections.extend(plain.rejections);
-    all.extend(contenders(input, models, known, &plain.candidates, &mut rejections)?);
+    add_contenders(input, models, known, &plain.candidates, &mut all, &mut rejections)?;
     candidates.extend(plain.candidates);
     if is_cut(&all) {
         return as_is(all, rejections);
     }
-    let wide = wide(input, &rules, models, known, &all);
+    // Where nothing seems to fit yet, time is no reason to end.
+    let patient = SearchInput { halt: &|| false, ..input.clone() };
+    let hasty = |all: &[Contender]| if all.iter().any(|one| !one.rough.is_over) { input } else { &patient };
+    let wide = wide(hasty(&all), &rules, models, known, &all);
     rejections.extend(wide.space.rejections);
-    all.extend(contenders(input, models, known, &wide.space.candidates, &mut rejections)?);
+    add_contenders(input, models, known, &wide.space.candidates, &mut all, &mut rejections)?;
     candidates.extend(wide.space.candidates);
-    let more = recomputing(input, models, known, &candidates, &all)?;
-    all.extend(contenders(input, models, known, &more.space.candidates, &mut rejections)?);
+    let more = recomputing(hasty(&all), models, known, &candidates, &all)?;
+    add_contenders(input, models, known, &more.space.candidates, &mut all, &mut rejections)?;
+    if is_cut(&all) {
+        return as_is(all, rejections);
+    }
     let left_out_ns = [wide.left_out_ns, more.left_out_ns].concat();
     let number = (all.len() + rejections.len() + left_out_ns.len()) as u64;
     Ok(Candidates { contenders: all, rejections, left_out_ns, number, is_cut: false })
+}
+
+/// Adds what seems to fit of the candidates, until the search is halted and has some.
+fn add_contenders(
+    input: &SearchInput<'_>,
+    models: &Models,
+    known: &Known,
+    candidates: &[Candidate],
+    all: &mut Vec<Contender>,
+    rejections: &mut Vec<Rejection>,
+) -> Result<(), PlanError> {
+    let mut has_some = all.iter().any(|one| !one.rough.is_over);
+    for some in candidates.chunks(LOOKED_AT_ONCE) {
+        if has_some && (input.halt)() {
+            break;
+        }
+        let more = contenders(input, models, known, some, rejections)?;
+        has_some = has_some || more.iter().any(|one| !one.rough.is_over);
+        all.extend(more);
+    }
+    Ok(())
 }
 
 /// Judges all contenders that no bound rules out.

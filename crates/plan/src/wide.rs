@@ -60,6 +60,9 @@ pub(crate) fn wide(
     );
     let is_plain: BTreeSet<Layout> = rules.plain().into_iter().collect();
     let of = |&(degrees, stages): &([u32; 2], u32)| {
+        if (input.halt)() {
+            return Wide::default();
+        }
         let layouts = rules.with_chunks(layouts_with(rules.ranks[0], stages, degrees));
         let layouts = layouts.into_iter().filter(|layout| !is_plain.contains(layout)).collect();
         let mut left_out_ns = Vec::new();
@@ -140,6 +143,8 @@ pub(crate) fn first_modes(models: &Models, only: &Only) -> Vec<Recomputation> {
 /// recompute different things. Those that have memory enough without, as `contenders` say, are no candidates. Pipelines
 /// whose least work with recomputation already takes too long are left out: `left_out_ns` has one time for each of them.
 ///
+/// If the search is halted, those that were made by then are all.
+///
 /// # Errors
 /// As [`Facts::new`].
 pub(crate) fn recomputing(
@@ -163,6 +168,9 @@ pub(crate) fn recomputing(
     let every: Vec<Recomputation> = models.modes().iter().copied().filter(is_asked).collect();
     let alike: Vec<&[Candidate]> = tight.chunk_by(|a, b| a.layout == b.layout).collect();
     let of_layout = |alike: &&[Candidate]| -> Result<Wide, PlanError> {
+        if (input.halt)() {
+            return Ok(Wide::default());
+        }
         let has_model = |pair: &&Recomputation| models.has(&Candidate { recompute: **pair, ..alike[0] });
         let every: Vec<Recomputation> = every.iter().filter(has_model).copied().collect();
         let has_unequal = every.iter().any(|pair| pair.of_both().is_none());

@@ -8,6 +8,7 @@ use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
 use dflop_types::{Artifact, Component, Hint, PlanPrediction, Recipe, Rejection};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 fn settings(outcome: &Outcome, position: usize) -> StepSettings {
     StepSettings {
@@ -202,6 +203,33 @@ fn a_halted_search_gives_the_best_so_far() {
         assert!(num_left > 10, "{num_left}");
         assert!(explain(&outcome).contains(&format!("{num_left}  not judged: the time limit struck")));
     }
+}
+
+/// Whenever the search is halted, there is a plan, all candidates are accounted for, and of rivals that were cut short it says so.
+#[test]
+fn a_search_may_be_halted_at_any_moment() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(96, 31);
+    let plans_asked = [0, 1, 4, 16, 64, 256].map(|num_asked| {
+        let left = AtomicU64::new(num_asked);
+        let halt = || left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err();
+        let asked = SearchInput {
+            only: Only::default(),
+            effort: SearchEffort::Quick,
+            compares: true,
+            halt: &halt,
+            ..input(&shapes, &model_profile, 12)
+        };
+        let outcome = search(&asked).unwrap();
+        assert!(!outcome.ranked.is_empty(), "{num_asked}");
+        let fallen: u64 = outcome.rejections.iter().map(|r| r.count).sum();
+        let num_left = if let StopReason::Halted { num_left, .. } = outcome.stop { num_left } else { 0 };
+        assert_eq!(fallen + outcome.num_judged + num_left, outcome.num_candidates, "{num_asked}");
+        let are_cut = outcome.rivals.iter().any(|rival| rival.is_cut);
+        assert_eq!(explain(&outcome).contains("configurations were looked at of "), are_cut);
+        (outcome.num_candidates, are_cut)
+    });
+    assert!(plans_asked[0].1 && plans_asked[0].0 < plans_asked[5].0, "{plans_asked:?}");
 }
 
 #[test]

@@ -375,6 +375,7 @@ fn as_json(outcome: &Outcome, hint: Option<&str>, inputs: &Inputs, seconds: f64)
             "num_microbatches": rival.num_microbatches,
             "bubble_ratio": rival.bubble_ratio,
             "is_of_others": rival.is_of_others,
+            "is_cut": rival.is_cut,
         });
         (rival.name.to_owned(), value)
     };
