@@ -88,15 +88,15 @@ fn search_to(input: &SearchInput<'_>, depth: Depth) -> Result<Outcome, PlanError
     };
     let held = Held { batches: &batches, run: Run::new(input, &batches)? };
     let mut compared = if input.compares { rivals(input, &models, &contenders, &held)? } else { Vec::new() };
-    let balanced = balanced_rival(&compared, &contenders);
+    let of_rivals = taken_from_rivals(&compared, &contenders);
     match input.effort {
         SearchEffort::Quick => {
             funnel::judge(input, &models, contenders, &held, depth, &mut found, &progress)?;
         }
         SearchEffort::Whole => judge_all(input, &models, contenders, &held, &mut found, &progress)?,
     }
-    if let Some((contender, ns)) = balanced {
-        take_if_faster(input, &models, &contender, ns, &held, &mut found)?;
+    for (contender, ns) in &of_rivals {
+        take_if_faster(input, &models, contender, *ns, &held, &mut found)?;
     }
     if explains && num_candidates > 0 {
         num_candidates += try_parts(input, &models, &known, &held, &mut found)?;
@@ -314,11 +314,15 @@ fn on_fewer_ranks(
     Ok(())
 }
 
-/// Our balance in the best of other people's layouts, with its step in nanoseconds, where our search may choose it.
-fn balanced_rival(rivals: &[Rival], contenders: &[Contender]) -> Option<(Contender, u64)> {
-    let ours = rivals.iter().find(|rival| !rival.is_of_others)?;
-    let contender = contenders.iter().find(|one| Some(one.candidate) == ours.candidate)?;
-    Some((contender.clone(), ours.step_ns_mean?))
+/// The layouts of rivals that our search may choose, the fastest first, with their steps in nanoseconds.
+fn taken_from_rivals(rivals: &[Rival], contenders: &[Contender]) -> Vec<(Contender, u64)> {
+    let of = |rival: &Rival| {
+        let contender = contenders.iter().find(|one| Some(one.candidate) == rival.candidate)?;
+        Some((contender.clone(), rival.step_ns_mean?))
+    };
+    let mut taken: Vec<(Contender, u64)> = rivals.iter().filter_map(of).collect();
+    taken.sort_by_key(|(contender, ns)| (*ns, contender.candidate));
+    taken
 }
 
 /// Judges a contender that was seen to take `ns` a step where that is less than the plan takes: the search passed over it
