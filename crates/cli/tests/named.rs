@@ -266,3 +266,29 @@ fn adapters_are_planned_without_a_device() {
     let said = session.dflop(&["simulate", "--set", "train.recipe=full,lora", "--steps", "1"]);
     assert!(said.contains("status: 0"), "{said}");
 }
+
+/// Nothing was trained: the page draws the first global batch as the plan would run it, beside arrival order and a runner-up.
+#[test]
+fn the_page_of_a_plan_alone_draws_its_step() {
+    let config = CONFIG.replace("num_ranks: 16", "num_ranks: 8, ranks_per_node: 4");
+    let session = session(&config);
+    let said = session.dflop(&["plan", "--only", "colocated=false"]);
+    assert!(said.contains("status: 0"), "{said}");
+    let plan: Value = serde_json::from_str(&fs::read_to_string(session.path("plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["searched"]["ranks_per_node"], 4, "{}", plan["searched"]);
+    let said = session.dflop(&["report", "."]);
+    assert!(said.contains("status: 0"), "{said}");
+    let page = fs::read_to_string(session.path("report.html")).unwrap();
+    for words in
+        ["runner-up ", "blind: samples in arrival order", "aware: scheduled by dflop", ": encoder tp "]
+    {
+        assert!(page.contains(words), "{words}");
+    }
+    assert!(page.contains("Timeline of step 0, aware, predicted: "));
+    assert!(!page.contains("Timeline of step 0, aware, measured: "));
+    // A plan of an earlier version does not say which ranks share a node: its step would be another.
+    session.edit("plan.json", |text| text.replace("\"ranks_per_node\"", "\"ranks_per_nod\""));
+    session.dflop(&["report", "."]);
+    let page = fs::read_to_string(session.path("report.html")).unwrap();
+    assert!(!page.contains("Timeline of step 0"));
+}

@@ -45,6 +45,8 @@ pub struct Outcome {
     pub num_judged: u64,
     /// Ranks of the cluster.
     pub num_ranks: u32,
+    /// Ranks of a node of the cluster.
+    pub ranks_per_node: u32,
     /// Samples of a global batch, as they were asked for.
     pub global_batch_size: u32,
     /// Samples of the largest global batch that was judged: fewer than were asked for if the data has fewer.
@@ -115,6 +117,7 @@ impl Outcome {
             is_budget_given: self.is_budget_given,
             num_samples: Some(self.num_samples),
             num_free_ranks: self.num_free_ranks(),
+            ranks_per_node: Some(self.ranks_per_node),
         }
     }
 }

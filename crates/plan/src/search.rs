@@ -156,6 +156,7 @@ fn search_to(input: &SearchInput<'_>, depth: Depth) -> Result<Outcome, PlanError
         num_candidates,
         num_judged,
         num_ranks,
+        ranks_per_node: input.cluster.ranks_per_node,
         global_batch_size: input.global_batch_size,
         num_samples: batches.iter().map(Vec::len).max().unwrap_or(0) as u32,
         seed: input.seed,

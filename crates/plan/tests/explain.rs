@@ -35,6 +35,7 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         objective: Objective::Mean,
         p95_ns: BTreeMap::new(),
         stop: StopReason::Done,
+        ranks_per_node: 8,
         num_ranks: 6,
         global_batch_size: 64,
         num_samples: 64,

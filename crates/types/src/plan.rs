@@ -375,6 +375,9 @@ pub struct SearchedSpace {
     /// Ranks of the cluster that the plan leaves free: the last ones.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub num_free_ranks: u32,
+    /// Ranks of a node of the cluster. `None` in plans of earlier versions, which do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks_per_node: Option<u32>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

@@ -2,6 +2,7 @@
 
 mod against;
 mod blame;
+mod forecast;
 mod found;
 mod loss;
 mod metrics;
@@ -15,6 +16,7 @@ use crate::Failure;
 use crate::args;
 use crate::arms::ArmSummary;
 use crate::comparison::{Comparison, usual_step};
+use dflop_report::StepView;
 use dflop_types::{Timeline, artifact};
 use found::Found;
 pub(super) use planned::Planned;
@@ -24,8 +26,7 @@ pub(super) use watch::run as watch;
 pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
     let found = Found::read(&arguments.dir, arguments.run.as_deref())?;
     let comparison = found.comparison();
-    let views = found.step_views()?;
-    let mut report = found.report(&arguments.dir, comparison.as_ref(), views)?;
+    let mut report = found.report(&arguments.dir, comparison.as_ref(), views(&found)?)?;
     against::add(&found, &mut report, arguments)?;
     let page = dflop_report::render(&report);
     let views = &report.steps;
@@ -102,9 +103,17 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
 /// The page of a directory as it is now, for `--watch`.
 fn page(arguments: &args::Report) -> Result<String, Failure> {
     let found = Found::read(&arguments.dir, arguments.run.as_deref())?;
-    let mut report = found.report(&arguments.dir, found.comparison().as_ref(), found.step_views()?)?;
+    let mut report = found.report(&arguments.dir, found.comparison().as_ref(), views(&found)?)?;
     against::add(&found, &mut report, arguments)?;
     Ok(dflop_report::render(&report))
+}
+
+/// The steps that were measured, or what is predicted of one where none was trained.
+fn views(found: &Found) -> Result<Vec<StepView>, Failure> {
+    match (found.planned.last(), &found.data) {
+        (Some(planned), Some(data)) if found.metrics.is_empty() => forecast::views(planned, data),
+        _ => found.step_views(),
+    }
 }
 
 fn title(dir: &Path) -> String {
