@@ -36,7 +36,7 @@ from dflop.runtime.records import step_metrics
 from dflop.runtime.spans import RankSpans, align
 from dflop.runtime.trainer import Trainer
 from dflop.runtime.turns import Turn
-from dflop.runtime.work import llm_samples
+from dflop.runtime.work import read_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -148,7 +148,8 @@ class AlteredTrainer(Trainer):
 
     def _decode(self, schedule: Schedule) -> None:
         """Decodes before a step, so that no way to train it waits for media."""
-        self._loader.fill([(sample, None) for sample in llm_samples(self._mesh, schedule)], False)
+        samples = read_samples(self._mesh, schedule, self._loader.adapter)
+        self._loader.fill([(sample, None) for sample in samples], False)
         self._loader.fill(self._shares(schedule), True)
 
     def _slow(self) -> list[dict[str, Any]]:

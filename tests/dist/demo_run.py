@@ -30,7 +30,7 @@ def python(arguments, directory):
 
 
 def model_profile(model_config, llm_layers=2):
-    """A made-up profile: a microsecond a token and 50 us a call."""
+    """A made-up profile: a microsecond a token and 50 us a call, also where two ranks share layers."""
 
     def curve(per_token_ns):
         zeros = dict.fromkeys(
@@ -47,7 +47,9 @@ def model_profile(model_config, llm_layers=2):
         "encoder_embedding": 1, "encoder_layer": 2, "projector": 1, "llm_embedding": 1, "llm_layer": llm_layers, "llm_head": 1,
     }  # fmt: skip
     modules = {name: module | {"count": count, "linear": curve(1000)} for name, count in counts.items()}
-    return made_up_profile(model_config, 4 * TEXT["hidden_size"], modules)
+    profile = made_up_profile(model_config, 4 * TEXT["hidden_size"], modules)
+    cut = {"tensor_parallel_degree": 2, "lora_rank": 0, "has_collectives": True, "modules": modules}
+    return {**profile, "variants": [cut]}
 
 
 def write_demo(directory, num_samples, batch, num_microbatches, spoil=None, llm_layers=2, **data):

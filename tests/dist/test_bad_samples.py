@@ -92,6 +92,8 @@ def asked(demo, out, tmp_path, layout, policy, **changes):
         # The policies meet the data before any rank does: one of them on colocated ranks is enough.
         pytest.param("substitute", (2, 1), marks=pytest.mark.layouts),
         ("skip", (2, 3)),
+        # The second rank of the encoder's tensor group finds nothing bad, and takes part in what becomes of it.
+        ("substitute", (1, 1, 1, {"encoder_tp": 2})),
     ],
     ids=str,
 )
@@ -140,10 +142,12 @@ def test_the_loss_is_that_of_the_others(policy, layout, demo, tmp_path):
         assert any(one["substitute"] is not None for one in listed)
 
 
-def test_fail_ends_the_run_with_the_name(demo, tmp_path):
-    wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "fail")
+@pytest.mark.parametrize("layout", [(1, 1, 1), (1, 1, 1, {"encoder_tp": 2})], ids=str)
+def test_fail_ends_the_run_with_the_name(layout, demo, tmp_path):
+    """The ranks that decode nothing end, too: those of the LLM, and others of the tensor group."""
+    wanted = asked(demo, tmp_path / "run", tmp_path, layout, "fail")
     ranks = run_training(wanted, tmp_path)
-    assert [rank.result for rank in ranks] == [1, 1]
+    assert {rank.result for rank in ranks} == {1}
     assert re.search(r"step \d: sample `.*` \(\d+\): cannot decode `.*`", ranks[0].stderr)
 
 

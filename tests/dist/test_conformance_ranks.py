@@ -44,6 +44,7 @@ class FamilyParts(RankParts):
 
     def tiles(self, index, parts):
         """What the encoder reads of a share."""
+        assert self.mesh.tensor == 0
         return self.samples[index].tiles(parts)
 
 

@@ -62,7 +62,9 @@ COVERED = [pytest.param(layout, marks=pytest.mark.layouts) for layout in ((1, 1,
 
 
 @pytest.mark.some(2)
-@pytest.mark.parametrize("layout", [*COVERED, (2, 2, 1), (1, 1, 2), (2, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [*COVERED, (2, 2, 1), (1, 1, 2), (2, 1), (2, 3), (1, 1, 1, {"encoder_tp": 2})], ids=str
+)
 def test_the_loss_is_that_of_one_process(layout, demo, tmp_path):
     """Without a learning rate the model is the one that was drawn. Two evaluations, equal; nothing of them in the steps."""
     wanted = asked(demo, tmp_path / "run", tmp_path, layout, {"every": 1}, learning_rate=0.0) | {"steps": 2}

@@ -274,6 +274,14 @@ def test_lists_end_where_each_action_waits_for_all_messages(sizes, order, seed, 
     assert losses(plan, schedule, model_dir, tmp_path, waits=True) == pytest.approx(plain, rel=1e-6)
 
 
+def test_tensor_groups_end_where_each_action_waits_for_all_messages(model_dir, tmp_path):
+    """The first rank of the encoder sends the second what it reads, beside messages to the LLM that are under way."""
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(LLM), encoder_tp=2)
+    schedule = make_schedule(LLM, 1)
+    plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
+    assert losses(plan, schedule, model_dir, tmp_path, waits=True) == pytest.approx(plain, rel=1e-6)
+
+
 def test_chunks_end_where_each_action_waits_for_all_messages(tmp_path):
     warm_model_dir(tmp_path / "warm")
     model_dir = tiny_llava.write_model_dir(tmp_path / "model", num_hidden_layers=6)

@@ -146,14 +146,16 @@ def keep_weights(directory):
 def layout_of(demo, tmp_path, layout):
     """A plan of (encoder dp, LLM dp, LLM pp), and the changes of a request that trains as it says.
 
-    Of a colocated layout: (replicas, zero).
+    Of a colocated layout: (replicas, zero). A dictionary at the end has what else the plan says.
     """
     path = tmp_path / "plan.json"
-    if len(layout) == 2:
-        dp, zero = layout
-        plan = write_colocated(path, dp, MICROBATCHES, zero=zero, global_batch_size=BATCH)
+    *sizes, last = layout
+    sizes, more = (sizes, last) if isinstance(last, dict) else (layout, {})
+    if len(sizes) == 2:
+        dp, zero = sizes
+        plan = write_colocated(path, dp, MICROBATCHES, zero=zero, global_batch_size=BATCH, **more)
     else:
-        plan = write_plan(path, *layout, MICROBATCHES, global_batch_size=BATCH)
+        plan = write_plan(path, *sizes, MICROBATCHES, global_batch_size=BATCH, **more)
     return {"num_ranks": plan.num_ranks, "plan": str(path)}
 
 

@@ -227,7 +227,8 @@ class RankParts:
         return toy_sample(index).sample
 
     def tiles(self, index, parts):
-        """What the encoder reads of a share."""
+        """What the encoder reads of a share; of a tensor group the first rank alone decodes."""
+        assert self.mesh.tensor == 0
         return toy_sample(index).tiles(parts)
 
     def work(self, schedule):

@@ -2,6 +2,7 @@
 
     [Sample]               --llm_input-->     LlmInput: ids, mask, positions, targets [T]; cu_seqlens [M + 1]
     [SampleShare], [tiles] --encoder_input--> EncoderInput: inputs_N, media
+    [SampleShare]          --sizes_alone-->   EncoderInput: the same without values, which another rank sends
 
 Shape letters as in `models/adapter.py`: N inputs of the encoder, T LLM tokens of all samples, M samples.
 """
@@ -67,5 +68,25 @@ def encoder_input(
             raise ValueError(message)
     return EncoderInput(
         inputs_N=torch.cat(list(tiles)).to(dtype) if tiles else torch.empty(0, dtype=dtype),
+        media=[run.grid for share in shares for run in share.runs],
+    )
+
+
+def sizes_alone(
+    shares: Sequence[SampleShare], input_shape: Sequence[int], dtype: torch.dtype
+) -> EncoderInput:
+    """What the encoder reads of the shares, where another rank has packed the values and will send them.
+
+    Args:
+        shares: In packing order; at least one, each with media.
+        input_shape: Tensor shape of one input.
+        dtype: Of the model.
+
+    Returns:
+        As `encoder_input`, with inputs on the meta device: they have a tensor shape and no memory.
+    """
+    num_inputs = sum(share.num_inputs for share in shares)
+    return EncoderInput(
+        inputs_N=torch.empty(num_inputs, *input_shape, dtype=dtype, device="meta"),
         media=[run.grid for share in shares for run in share.runs],
     )

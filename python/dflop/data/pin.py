@@ -16,7 +16,7 @@ def pinned(batch: Batch) -> Batch:
     """The batch with its tensors page-locked; PyTorch keeps such memory and gives it out again.
 
     Args:
-        batch: On the CPU.
+        batch: On the CPU; tensors on the meta device stay there.
 
     Returns:
         A copy.
@@ -24,6 +24,6 @@ def pinned(batch: Batch) -> Batch:
     moved = {
         field.name: value.pin_memory()
         for field in fields(batch)
-        if isinstance(value := getattr(batch, field.name), torch.Tensor)
+        if isinstance(value := getattr(batch, field.name), torch.Tensor) and not value.is_meta
     }
     return replace(batch, **moved)

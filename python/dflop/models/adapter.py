@@ -74,7 +74,8 @@ class EncoderInput:
     """What the encoder reads for the samples it has of one microbatch."""
 
     inputs_N: torch.Tensor
-    """[N, *input_shape], dtype of the model, this rank's device; N may be 0."""
+    """[N, *input_shape], dtype of the model, this rank's device; N may be 0. Before the forward it is on the
+    CPU, or on the meta device where another rank of the tensor group has the values and sends them."""
     media: Sequence[MediaGrid]
     """In the order of the inputs."""
 

@@ -1,4 +1,4 @@
-"""What ranks that share layers do together: all-reduce, all-gather of rows, reduce-scatter of rows."""
+"""What ranks that share layers do together: all-reduce, all-gather and reduce-scatter of rows, broadcast."""
 
 from __future__ import annotations
 
@@ -66,6 +66,15 @@ class Sums:
             return own_RD.copy_(summand_SD[: own_RD.shape[0]])
         dist.reduce_scatter_tensor(own_RD, summand_SD.contiguous(), group=self.group)
         return own_RD
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """Replaces the tensor, in place, by that of the first rank (a broadcast).
+
+        Args:
+            tensor: of the same tensor shape on all ranks.
+        """
+        if self.group is not None and not self.is_silent:
+            dist.broadcast(tensor, dist.get_global_rank(self.group, 0), group=self.group)
 
     @contextmanager
     def silent(self) -> Iterator[None]:

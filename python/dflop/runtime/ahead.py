@@ -1,6 +1,7 @@
 """What a rank decodes media with: worker processes, and the shared memory (arenas) that they fill.
 
-Both are made before the rank joins the others, since workers are forked.
+Both are made before the rank joins the others, since workers are forked. Of a tensor group only the first
+rank decodes: it sends the others what it has packed (`stage.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ahead:
-    """The workers and arenas of one rank; all fields are none where the rank does not hold the encoder."""
+    """The workers and arenas of one rank; all fields are none where the rank decodes nothing."""
 
     workers: Workers | None = None
     arena: Arena | None = None
@@ -38,7 +39,7 @@ class Ahead:
 
 
 def begin(options: Options, plan: Plan, environment: Mapping[str, str] = os.environ) -> Ahead:
-    """Forks the workers of this rank, where it holds the encoder.
+    """Forks the workers of this rank, where it decodes: on the encoder's first stage, and first of its group.
 
     To be called before this process has threads, process groups or a GPU: none of them works in a forked
     process.
@@ -52,7 +53,7 @@ def begin(options: Options, plan: Plan, environment: Mapping[str, str] = os.envi
         What it decodes with. Both arenas together have `data.ahead_bytes`.
     """
     rank = int(environment.get("RANK", "0"))
-    if rank >= plan.num_ranks or 0 not in plan.stages(rank):
+    if rank >= plan.num_ranks or 0 not in plan.stages(rank) or plan.tensor(rank) != 0:
         return Ahead()
     held_out = options.ahead_bytes // 4 if options.evaluation is not None else 0
     arena = Arena(options.ahead_bytes - held_out)

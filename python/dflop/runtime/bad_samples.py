@@ -105,7 +105,8 @@ class BadSamples:
         for j in range(schedule.num_microbatches if self._mesh.holds_encoder else 0):
             shares = tuple(schedule.encoder(j, self._mesh.replica))
             if not reads_media:
-                # Later stages of the encoder need no pixels, only sizes of the media, which the record has.
+                # Later stages of the encoder, and all but the first rank of a tensor group, need no decoded
+                # media, only their sizes, which the record has.
                 for index, _ in shares:
                     self._try(lambda index=index: loader.sample(index), bad)
                 continue

@@ -126,6 +126,7 @@ def stages_of(
             gives_features=stage == last_encoder,
             needs_gradient=not mesh.is_encoder_stage(stage) or trains_tower(recipe),
             recompute=plan.encoder_recompute if mesh.is_encoder_stage(stage) else plan.llm_recompute,
+            sums=Sums(mesh.tensor_group),
         )
         for stage, piece in pieces.items()
     }

@@ -23,7 +23,7 @@ from dflop.runtime.losses import SampleLoss, grouped
 from dflop.runtime.pack import Packer
 from dflop.runtime.schedules import Schedules
 from dflop.runtime.turns import Turn
-from dflop.runtime.work import encoder_shares, llm_samples
+from dflop.runtime.work import encoder_shares, read_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -145,8 +145,9 @@ class Evaluation:
     ) -> tuple[Turn, list[SampleLoss]] | None:
         """Runs one batch: its turn, and the losses that this rank computed; none where the run shall stop."""
         schedule = turn.schedule
-        self._loader.prefetch([(index, None) for index in llm_samples(self._mesh, schedule)], False)
-        self._loader.prefetch(encoder_shares(self._mesh, schedule, self._loader.adapter), True)
+        mesh, adapter = self._mesh, self._loader.adapter
+        self._loader.prefetch([(index, None) for index in read_samples(mesh, schedule, adapter)], False)
+        self._loader.prefetch(encoder_shares(mesh, schedule, adapter), True)
         ready, _ = self._packer.pack(turn, executor, is_stopped, step=step, is_evaluated=True)
         if ready is None:
             return None

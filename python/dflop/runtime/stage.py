@@ -11,6 +11,9 @@ Where ranks meet in each action (ZeRO-3), F and B also run for a microbatch with
 of the weights need; W computes those.
 
 A tensor that comes in is a leaf of a new autograd graph: no graph crosses ranks.
+
+Of a tensor group the first rank alone has what the encoder reads. It sends that to the others at the start of
+the forward, by a broadcast of the group, whose ranks meet in each layer of the forward anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ import torch
 from dflop.models.adapter import EncoderInput, LlmInput
 from dflop.models.recompute import NONE, recomputing
 from dflop.models.split_backward import BackwardSplitter, WeightQueue
+from dflop.models.sums import Sums
 from dflop.parallel.shard import layers_of
+from dflop.runtime.failure import talking
 from dflop.runtime.losses import sums_by_sample
 
 if TYPE_CHECKING:
@@ -76,6 +81,7 @@ class Stage:
         gives_features: bool = True,
         needs_gradient: bool = True,
         recompute: str = NONE,
+        sums: Sums | None = None,
     ) -> None:
         """No microbatch is in flight.
 
@@ -89,8 +95,10 @@ class Stage:
                 zeros, as `boundary.stage_transfers` has it.
             recompute: What the layers recompute, as `recompute.modes_of` has it, in microbatches that say
                 nothing else.
+            sums: Of the tensor group; none: this rank has its layers whole.
         """
         self.module = module
+        self._sums = Sums(None) if sums is None else sums
         self._gives_features = gives_features
         self._needs_gradient = needs_gradient
         self._nothing = nothing
@@ -143,7 +151,7 @@ class Stage:
 
         Args:
             microbatch: Its number, for `backward`.
-            batch: Its samples, on the CPU or the device.
+            batch: Its samples, on the CPU or the device; on the meta device what another rank sends.
             incoming_RD: What came from the stage above, [R, D], on the device; none for the encoder's first.
             label_tokens: Of the whole global batch, at least 1.
             is_split: Whether its backward will run as I and W.
@@ -235,9 +243,21 @@ class Stage:
             queue.flush()
 
     def _moved(self, batch: EncoderInput | LlmInput) -> EncoderInput | LlmInput:
-        if isinstance(batch, EncoderInput):
+        if not isinstance(batch, EncoderInput):
             return to_device(batch, self._device, self.copies_inputs)
-        return to_device(batch, self._device, self.copies_inputs)
+        inputs_N = batch.inputs_N
+        if inputs_N.is_meta:
+            moved = replace(batch, inputs_N=torch.empty_like(inputs_N, device=self._device))
+        else:
+            moved = to_device(batch, self._device, self.copies_inputs)
+        # Later stages of the encoder read none, on no rank of the group.
+        if self._sums.is_silent or inputs_N.numel() == 0:
+            return moved
+        # A broadcast goes by the order in memory, and what receives it has the usual one.
+        moved = replace(moved, inputs_N=moved.inputs_N.contiguous())
+        with talking("share what the encoder reads"):
+            self._sums.spread(moved.inputs_N)
+        return moved
 
     def _splitting(self, is_split: bool) -> AbstractContextManager[WeightQueue | None]:
         # Splitting has a cost, so it is on only for such microbatches; else layers run as PyTorch has them.

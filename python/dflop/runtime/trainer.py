@@ -46,7 +46,7 @@ from dflop.runtime.sharded import gradients_of, is_cut
 from dflop.runtime.spans import SpanRecorder
 from dflop.runtime.trackers import Trackers
 from dflop.runtime.turns import Turn, arms_in_order, log_lines, replayed, steps
-from dflop.runtime.work import encoder_shares, llm_samples
+from dflop.runtime.work import encoder_shares, read_samples
 from dflop.runtime.writer import RankReport, StepWriter
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Trainer:
             # Media of all arms are decoded before the first one starts: no arm waits for them, and no thread
             # decodes while an arm is timed.
             for one in taken.values():
-                samples = llm_samples(self._mesh, one.schedule)
+                samples = read_samples(self._mesh, one.schedule, self._adapter)
                 self._loader.fill([(sample, None) for sample in samples], False)
                 self._loader.fill(self._shares(one.schedule), True)
             is_recorded = step >= warmup
@@ -272,7 +272,7 @@ class Trainer:
         return True
 
     def _prefetch(self, turn: Turn) -> None:
-        samples = llm_samples(self._mesh, turn.schedule)
+        samples = read_samples(self._mesh, turn.schedule, self._adapter)
         self._loader.prefetch([(sample, None) for sample in samples], False)
         self._loader.prefetch(self._shares(turn.schedule), True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from dflop.data.collate import encoder_input, llm_input
+from dflop.data.collate import encoder_input, llm_input, sizes_alone
 from dflop.data.dataset import IGNORED_LABEL
 from dflop.data.pin import Batch, pinned
 from dflop.data.shares import share_of
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 class EncoderBorders(Protocol):
-    """The part of a model's adapter that tells what passes between two stages of the encoder."""
+    """The part of a model's adapter that tells what goes into the encoder, and from stage to stage of it."""
 
     runs_read_inputs: bool
+    input_shape: tuple[int, ...]
 
     def num_rows(self, media: Sequence[MediaGrid]) -> int:
         """See `ModelAdapter.num_rows`."""
@@ -81,9 +82,10 @@ def decodes(mesh: Mesh, encoder: EncoderBorders) -> bool:
         encoder: Of the model.
 
     Returns:
-        False on ranks that hold LLM layers alone.
+        False on ranks that hold LLM layers alone, and on all but the first rank of a tensor group, which get
+        what that one has packed.
     """
-    return 0 in mesh.stages or (encoder.runs_read_inputs and mesh.holds_encoder)
+    return mesh.tensor == 0 and (0 in mesh.stages or (encoder.runs_read_inputs and mesh.holds_encoder))
 
 
 def encoder_shares(mesh: Mesh, schedule: Schedule, encoder: EncoderBorders) -> list[Share]:
@@ -109,6 +111,24 @@ def llm_samples(mesh: Mesh, schedule: Schedule) -> list[int]:
     return [sample for j in range(schedule.num_microbatches) for sample in schedule.llm(j, mesh.replica)]
 
 
+def read_samples(mesh: Mesh, schedule: Schedule, encoder: EncoderBorders) -> list[int]:
+    """The samples whose records alone this rank needs: for tokens, or for sizes of media that others decode.
+
+    Args:
+        mesh: This rank's coordinates.
+        schedule: Of the step.
+        encoder: Of the model.
+
+    Returns:
+        Samples, microbatch after microbatch; those of the LLM first.
+    """
+    samples = llm_samples(mesh, schedule)
+    if mesh.holds_encoder and not decodes(mesh, encoder):
+        microbatches = range(schedule.num_microbatches)
+        samples += [sample for j in microbatches for sample, _ in schedule.encoder(j, mesh.replica)]
+    return samples
+
+
 def prepare(
     mesh: Mesh,
     schedule: Schedule,
@@ -128,7 +148,7 @@ def prepare(
         sample: The token tensors of a sample.
         tiles: The tiles of a share of a sample; called only on ranks that read media.
         dtype: Of the pixels given to the model.
-        encoder: What passes between stages of the encoder.
+        encoder: What goes into the encoder, and from stage to stage of it.
         packed: Microbatches of the encoder that are packed already.
         trains_tower: Whether the recipe trains the encoder before its projector.
 
@@ -179,7 +199,9 @@ def _encoder_work(
     shares = [share_of(sample(i), parts) for i, parts in scheduled]
     reads_inputs = stage == 0 or encoder.runs_read_inputs
     batch = packed.get(tuple(scheduled)) if reads_inputs else None
-    if batch is None:
+    if reads_inputs and mesh.tensor != 0:
+        batch = sizes_alone(shares, encoder.input_shape, dtype)
+    elif batch is None:
         inputs = [tiles(i, parts) for i, parts in scheduled] if reads_inputs else []
         batch = encoder_input(shares, inputs, dtype)
     plan, num_rows, tensor = mesh.plan, encoder.num_rows(batch.media), mesh.tensor
