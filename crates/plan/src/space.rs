@@ -217,6 +217,10 @@ impl<'a> Rules<'a> {
         mut ways: impl FnMut(&Layout) -> Vec<Layout>,
     ) -> Space {
         let mut space = Space::default();
+        // Pipelines do not gather parameters: whatever else is wrong with a layout, it is no candidate.
+        if self.only.zero() == Some(Zero::Parameters) {
+            return space;
+        }
         for layout in layouts.into_iter().filter(|layout| self.only.has_degrees(layout)) {
             if let Some(rejection) = self.rejection(&layout) {
                 space.rejections.push(rejection);
