@@ -300,9 +300,16 @@ def test_layers_compute_in_bfloat16_over_float32(zero, model_dir, oracles, tmp_p
         assert float(torch.stack(errors).norm()) <= 0.05 * oracle.norm
 
 
-@pytest.mark.parametrize("sharding", [{}, {"zero": 2}], ids=name)
+@pytest.mark.parametrize(
+    "sharding",
+    [{}, {"zero": 2}, {"zero": 3}, {"zero": 3, "encoder_tp": 2, "llm_tp": 2}],
+    ids=name,
+)
 def test_the_encoders_work_may_be_shared_out_apart(sharding, model_dir, oracles, tmp_path):
-    """A video by frames and two images on two ranks; features cross where the sample is elsewhere, or stay."""
+    """A video by frames and two images on two ranks; features cross where the sample is elsewhere, or stay.
+
+    The scheduler does it under ZeRO-3 alone.
+    """
     llm = PLACED["uneven", 2]
     encoder = [
         [[[3, 1, 1], [5, 0, 1]], [[5, 1, 2], [3, 0, 1]]],

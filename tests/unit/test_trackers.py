@@ -55,8 +55,10 @@ def test_tensorboard_has_a_run_an_arm(tmp_path):
     trackers = Trackers(tmp_path)
     trackers.step(METRICS)
     trackers.step({**METRICS, "arm": "blind"})
+    trackers.step({**METRICS, "is_rehearsed": True})
     trackers.close()
-    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["aware", "blind"]
+    names = sorted(path.name for path in (tmp_path / "tensorboard").iterdir())
+    assert names == ["aware", "aware-rehearsed", "blind"]
     assert not (tmp_path / ID_FILE).exists()
 
 

@@ -437,10 +437,14 @@ fn a_trace_has_the_steps_that_are_asked_for() {
     let text = fs::read_to_string(session.path("demo/trace.json")).unwrap();
     let has = |step: u64| text.contains(&format!("\"step {step} aware measured\""));
     assert_eq!((0..12).filter(|&step| has(step)).collect::<Vec<u64>>(), [3, 4, 5]);
+    session.rehearse_the_run();
+    assert!(trace("3..3").contains("status: 0"));
+    let text = fs::read_to_string(session.path("demo/trace.json")).unwrap();
+    assert!(text.contains("\"step 3 aware rehearsed\"") && !text.contains("aware measured"), "{text}");
     let said = trace("12..20");
     assert!(
         said.contains("status: 2")
-            && said.contains("`--trace-steps 12..20` holds no measured step: the first is 0, the last 11"),
+            && said.contains("`--trace-steps 12..20` holds no step of the run: the first is 0, the last 11"),
         "{said}"
     );
     let said = trace("5..3");

@@ -147,6 +147,7 @@ fn metrics_are_what_prometheus_reads() {
     let seconds = last["step_ns"].as_f64().unwrap() / 1e9;
     for (name, value) in [
         ("dflop_step", 11.0),
+        ("dflop_is_rehearsed", 0.0),
         ("dflop_steps_total", 12.0),
         ("dflop_step_duration_seconds", seconds),
         ("dflop_step_predicted_seconds", last["predicted_ns"].as_f64().unwrap() / 1e9),
@@ -164,6 +165,9 @@ fn metrics_are_what_prometheus_reads() {
         assert!((found - value).abs() <= 1e-9 * value.abs(), "{name}: {found}, {value}");
     }
     assert!(!body.contains("corrected"), "what the run does not say is no number");
+    session.rehearse_the_run();
+    let rehearsed = server.get("/metrics");
+    assert!(rehearsed.contains("\ndflop_is_rehearsed 1\n"), "{rehearsed}");
     // A scraper asks at any time: before the first step there is nothing to say, and nothing is wrong.
     fs::write(session.path("demo/run/metrics.jsonl"), "").unwrap();
     assert!(

@@ -124,7 +124,7 @@ impl<'a> Choice<'a> {
         let not_measured = || CostError::VariantNotMeasured {
             degree,
             lora_rank,
-            measured: self.measured(),
+            measured: self.measured(name),
             is_estimated: self.profile.is_estimated,
         };
         let of = |(variant, measured): (&Variant, &'a ModuleProfile), num_frozen| Chosen {
@@ -162,8 +162,11 @@ impl<'a> Choice<'a> {
     }
 
     /// Degrees and ranks of adapters that the profile holds, ascending.
-    fn measured(&self) -> Vec<(u32, u32)> {
-        let variants = self.profile.variants.iter().map(|v| (v.tensor_parallel_degree, v.lora_rank));
+    fn measured(&self, name: &str) -> Vec<(u32, u32)> {
+        // Nobody can measure an estimated profile's other degrees into it: what layers can have is said, and no more.
+        let has = |v: &&Variant| !self.profile.is_estimated || v.modules.contains_key(name);
+        let variants =
+            self.profile.variants.iter().filter(has).map(|v| (v.tensor_parallel_degree, v.lora_rank));
         let mut measured: Vec<(u32, u32)> = std::iter::once((1, 0)).chain(variants).collect();
         measured.sort_unstable();
         measured.dedup();

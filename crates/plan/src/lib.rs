@@ -71,4 +71,4 @@ pub use rivals::Rival;
 pub use run_memory::RunMemory;
 pub use search::search;
 pub use space::{Candidate, layouts};
-pub use way_out::{Change, WayOut, way_out};
+pub use way_out::{Change, WayOut, way_out, why_no_candidate};

@@ -262,6 +262,14 @@ impl Only {
             {
                 return Some("and on colocated ranks both components have one tensor degree".to_owned());
             }
+            let group = self.encoder_tp.or(self.llm_tp).unwrap_or(1);
+            if !num_ranks.is_multiple_of(group) {
+                return Some(format!("whose groups of {group} do not divide them"));
+            }
+            let replicas = num_ranks / group;
+            if let Some(ranks) = self.shard_ranks.filter(|&ranks| !replicas.is_multiple_of(ranks)) {
+                return Some(format!("and {replicas} replicas do not divide into shards of {ranks}"));
+            }
         }
         if is_pipeline && self.zero == Some(Zero::Parameters) {
             return Some("and the ranks of a pipeline do not gather parameters (`zero=3`)".to_owned());
@@ -297,9 +305,13 @@ impl Only {
         self.llm_interleave
     }
 
-    /// The tensor degrees of encoder and LLM backbone that are asked for; `None` if any may be tried.
-    pub const fn tensor_degrees(&self) -> [Option<u32>; 2] {
-        [self.encoder_tp, self.llm_tp]
+    /// The tensor degrees of encoder and LLM backbone that are asked for; `None` if any may be tried. Colocated components
+    /// have the same, so one that is asked for is that of both.
+    pub fn tensor_degrees(&self) -> [Option<u32>; 2] {
+        match self.placement {
+            Some(Placement::Colocated) => [self.encoder_tp.or(self.llm_tp), self.llm_tp.or(self.encoder_tp)],
+            _ => [self.encoder_tp, self.llm_tp],
+        }
     }
 
     /// Whether a mode of recomputation is asked for.
@@ -358,6 +370,12 @@ mod tests {
             why("colocated=true,encoder.tp=2,llm.tp=1", 8),
             "and on colocated ranks both components have one tensor degree"
         );
+        assert_eq!(why("colocated=true,llm.tp=5", 8), "whose groups of 5 do not divide them");
+        assert_eq!(
+            why("colocated=true,llm.tp=2,shard_ranks=5", 64),
+            "and 32 replicas do not divide into shards of 5"
+        );
+        assert_eq!(why("colocated=true,llm.tp=2,shard_ranks=4", 64), "");
         let gathered = "and the ranks of a pipeline do not gather parameters (`zero=3`)";
         assert_eq!([why("zero=3,llm.pp=2", 8), why("colocated=false,zero=3", 8)], [gathered; 2]);
         assert_eq!(why("cut=uneven,llm.pp=3", 8), "where an even cut is the best, no other is tried");

@@ -117,6 +117,24 @@ pub(crate) fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u3
 /// memory, so this is only a limit.
 pub(crate) const COLOCATED_MICROBATCHES: u32 = 16;
 
+/// What replicas keep only a part of, and over how many of them it is cut where it is not over all: each sharding of `dp`
+/// colocated replicas, of which a node has `of_node`. In groups of a node only parameters are cut, as every node then holds a
+/// whole copy; in groups of as many replicas as are asked for, whatever can be.
+pub(crate) fn colocated_shardings(dp: u32, of_node: u32, only: &Only) -> Vec<(Zero, Option<u32>)> {
+    let mut found = vec![(Zero::Nothing, None)];
+    let sharded = [Zero::States, Zero::Gradients, Zero::Parameters];
+    if dp > 1 {
+        found.extend(sharded.map(|zero| (zero, None)));
+    }
+    let is_group = |&ranks: &u32| 1 < ranks && ranks < dp && dp.is_multiple_of(ranks);
+    if let Some(ranks) = only.shard_ranks().filter(is_group) {
+        found.extend(sharded.map(|zero| (zero, Some(ranks))));
+    } else if is_group(&of_node) {
+        found.push((Zero::Parameters, Some(of_node)));
+    }
+    found
+}
+
 /// All colocated candidates: both components on every rank, with each sharding and with these modes of recomputation. If
 /// there are several nodes, parameters are also sharded over the ranks of one node only: then every node holds a whole
 /// copy.
@@ -129,25 +147,12 @@ pub(crate) fn colocated(
     order: PipelineOrder,
     only: &Only,
 ) -> Vec<Candidate> {
-    let has_nodes =
-        ranks_per_node > 1 && num_ranks > ranks_per_node && num_ranks.is_multiple_of(ranks_per_node);
-    let mut layouts = vec![Layout::colocated(num_ranks, Zero::Nothing)];
-    if num_ranks > 1 {
-        let sharded = [Zero::States, Zero::Gradients, Zero::Parameters];
-        layouts.extend(sharded.map(|zero| Layout::colocated(num_ranks, zero)));
-    }
-    let groups = |zero, ranks| Layout { shard_ranks: Some(ranks), ..Layout::colocated(num_ranks, zero) };
-    if let Some(ranks) =
-        only.shard_ranks().filter(|&ranks| 1 < ranks && ranks < num_ranks && num_ranks.is_multiple_of(ranks))
-    {
-        layouts.extend([Zero::States, Zero::Gradients, Zero::Parameters].map(|zero| groups(zero, ranks)));
-    } else if has_nodes {
-        layouts.push(groups(Zero::Parameters, ranks_per_node));
-    }
+    let layouts = colocated_shardings(num_ranks, ranks_per_node, only);
     let of_rank = 2 * global_batch_size.div_ceil(num_ranks.max(1));
     let most = num_microbatches.unwrap_or_else(|| of_rank.max(COLOCATED_MICROBATCHES).min(global_batch_size));
     layouts
         .into_iter()
+        .map(|(zero, shard_ranks)| Layout { shard_ranks, ..Layout::colocated(num_ranks, zero) })
         .filter(|layout| only.has_layout(layout))
         .flat_map(|layout| {
             let of = move |recompute| Candidate { layout, num_microbatches: most, recompute, order };
@@ -212,6 +217,10 @@ impl<'a> Rules<'a> {
         mut ways: impl FnMut(&Layout) -> Vec<Layout>,
     ) -> Space {
         let mut space = Space::default();
+        // Pipelines do not gather parameters: whatever else is wrong with a layout, it is no candidate.
+        if self.only.zero() == Some(Zero::Parameters) {
+            return space;
+        }
         for layout in layouts.into_iter().filter(|layout| self.only.has_degrees(layout)) {
             if let Some(rejection) = self.rejection(&layout) {
                 space.rejections.push(rejection);

@@ -142,6 +142,19 @@ fn enough_ranks(
     Ok(Some(found))
 }
 
+/// Why there is not even a candidate for what is asked for, in words; `None` where there is one, or where all is asked for.
+pub fn why_no_candidate(input: &SearchInput<'_>, outcome: &Outcome) -> Option<String> {
+    (outcome.num_candidates == 0 && input.only != Only::default()).then(|| {
+        let why = input.only.why_not(outcome.num_ranks);
+        format!(
+            "no layout of {} has `--only {}`{}",
+            counted(outcome.num_ranks.into(), "rank"),
+            input.only,
+            why.map_or_else(String::new, |why| format!(", {why}"))
+        )
+    })
+}
+
 impl WayOut {
     /// The change in words, with the plan that fits then and its step.
     ///
@@ -151,17 +164,12 @@ impl WayOut {
         // A search of two global batches has found it: a whole one may find a better plan.
         let fits = format!("this plan fits, about {step} a step: {}", self.plan.in_words());
         match &self.change {
-            Change::WithoutParts(parts) if outcome.num_candidates == 0 => format!(
-                "no layout of {} has `--only {}`{}: leave out `{parts}`, and {fits}",
-                counted(outcome.num_ranks.into(), "rank"),
-                input.only,
-                input.only.why_not(outcome.num_ranks).map_or_else(String::new, |why| format!(", {why}"))
-            ),
-            Change::WithoutParts(parts) => format!(
-                "`--only {}` and {} contradict each other: leave out `{parts}`, and {fits}",
-                input.only,
-                outcome.limit()
-            ),
+            Change::WithoutParts(parts) => {
+                let why = why_no_candidate(input, outcome).unwrap_or_else(|| {
+                    format!("`--only {}` and {} contradict each other", input.only, outcome.limit())
+                });
+                format!("{why}: leave out `{parts}`, and {fits}")
+            }
             Change::Ranks(num_ranks, ranks_per_node) => format!(
                 "give the cluster {} on nodes of {ranks_per_node}, or {}; on those ranks {fits}",
                 counted((*num_ranks).into(), "rank"),

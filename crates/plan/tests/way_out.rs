@@ -2,7 +2,9 @@
 
 use crate::asked::input;
 use crate::fixture;
-use dflop_plan::{Change, Only, Outcome, SearchEffort, SearchInput, explain, search, way_out};
+use dflop_plan::{
+    Change, Only, Outcome, SearchEffort, SearchInput, explain, search, way_out, why_no_candidate,
+};
 use dflop_types::{Cluster, ModelProfile, Rejection, SampleShape};
 
 /// The outcome of a search without a plan, its way out, and what is told.
@@ -53,6 +55,43 @@ fn parts_of_only_that_no_layout_has_are_named_with_the_ranks() {
         "{hint}"
     );
     assert_eq!(explain(&outcome).lines().nth(1), Some("  no layout is a candidate"));
+}
+
+/// Pipelines gather no parameters: that is said, and not what else is wrong with some of them. Where no part of what is asked
+/// can be left out, the reason stays.
+#[test]
+fn pipelines_with_zero_3_are_no_candidates_whatever_their_layers() {
+    let (shapes, profile) = (fixture::shapes(64, 7), fixture::model_profile());
+    // A rank for more stages than the model has layers.
+    let num_ranks = profile.num_llm_layers() + 3;
+    let only: Only = "colocated=false,zero=3".parse().unwrap();
+    let asked = SearchInput { only, ..input(&shapes, &profile, num_ranks) };
+    let (outcome, _, hint) = told(&asked);
+    assert_eq!((outcome.num_candidates, outcome.rejections.len()), (0, 0));
+    let why =
+        "`--only colocated=false,zero=3`, and the ranks of a pipeline do not gather parameters (`zero=3`)";
+    let no_layout = format!("no layout of {num_ranks} ranks has {why}");
+    assert!(hint.starts_with(&format!("{no_layout}: leave out `")), "{hint}");
+    assert_eq!(why_no_candidate(&asked, &outcome), Some(no_layout));
+}
+
+/// Colocated components have one tensor degree: whoever asks for that of one is told what the other's layers are.
+#[test]
+fn a_degree_of_colocated_ranks_is_one_of_both_components() {
+    let profile = fixture::cuttable();
+    let shapes = fixture::shapes(64, 7);
+    let mut uncut = profile.clone();
+    for variant in &mut uncut.variants {
+        variant.modules.remove("encoder_layer");
+    }
+    let found = |profile, only: &str| {
+        let input = SearchInput { only: only.parse().unwrap(), ..input(&shapes, profile, 4) };
+        search(&input).map(|outcome| outcome.num_candidates > 0).map_err(|error| error.to_string())
+    };
+    assert_eq!(found(&profile, "colocated=true,llm.tp=2"), Ok(true));
+    let cannot = "model profile: `encoder_layer` cannot be cut over 2 ranks, only over 1";
+    assert_eq!(found(&uncut, "colocated=true,llm.tp=2"), Err(cannot.to_owned()));
+    assert_eq!(found(&uncut, "llm.tp=2"), Ok(true));
 }
 
 /// Eight LLM replicas and four samples a step.

@@ -147,3 +147,27 @@ fn rivals_interleave_too() {
     assert_eq!(of("megatron").layout, "tp 1 pp 4 dp 1 interleave 2, zero 1");
     assert!(of("megatron-balanced").step_ns_mean <= of("megatron").step_ns_mean);
 }
+
+/// Tensor groups and shards of a part of their replicas, in one layout: where it is asked for, and of a node where ZeRO-3 is.
+#[test]
+fn shards_of_some_replicas_are_planned_with_tensor_groups() {
+    let model_profile = fixture::cuttable();
+    let shapes = fixture::shapes(64, 4);
+    let found = |only: &str| {
+        let only = only.parse().expect("these are parts of a plan");
+        let cluster = dflop_types::Cluster { ranks_per_node: 4, ..fixture::cluster(8, None) };
+        let input = SearchInput { only, cluster, ..input(&shapes, &model_profile, 8) };
+        let outcome = search(&SearchInput { effort: SearchEffort::Whole, ..input }).unwrap();
+        let of = |plan: &dflop_types::RankedPlan| {
+            (plan.layout.llm.tp, plan.layout.llm.dp, u8::from(plan.layout.zero), plan.layout.shard_ranks)
+        };
+        // Plans that leave ranks free are beside them.
+        let of_all = outcome.ranked.iter().filter(|plan| plan.layout.num_ranks() == 8);
+        of_all.map(of).collect::<std::collections::BTreeSet<_>>()
+    };
+    let asked = found("colocated=true,llm.tp=2,shard_ranks=2,recompute=none");
+    assert_eq!(asked, [(2, 4, 1, Some(2)), (2, 4, 3, Some(2))].into());
+    // A node has two of the four replicas.
+    let of_node = found("colocated=true,llm.tp=2,zero=3,recompute=none");
+    assert_eq!(of_node, [(2, 4, 3, None), (2, 4, 3, Some(2))].into());
+}

@@ -182,7 +182,8 @@ pub struct StepView {
 
 impl StepView {
     /// What `measured` is, in a word: rehearsed or measured.
-    pub(crate) const fn how(&self) -> &'static str {
+    #[must_use]
+    pub const fn how(&self) -> &'static str {
         if self.is_rehearsed { "rehearsed" } else { "measured" }
     }
 }

@@ -5,6 +5,7 @@
 mod loss;
 mod model;
 mod price;
+mod rehearsed;
 mod render;
 mod shapes;
 mod small;

@@ -31,8 +31,8 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// of its own. Chunk c of pipeline rank r is stage c x pp + r of the LLM backbone: a microbatch passes all ranks once for
 /// each chunk.
 ///
-/// *Colocated*: the degrees of both components are equal, `pp` is 1, and group r holds replica r of both: stage 0, the
-/// encoder, and stage 1, the LLM backbone.
+/// *Colocated*: the degrees of both components are equal, `pp` is 1, and group r holds replica r of both. Each
+/// component is then one stage: the encoder stage 0, the LLM backbone stage 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Layout {
     /// Degrees of the encoder.

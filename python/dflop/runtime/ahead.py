@@ -15,7 +15,7 @@ from dflop.data.workers import Workers
 from dflop.models import load_adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dflop._native import Plan
     from dflop.models.adapter import ModelAdapter
@@ -39,7 +39,7 @@ class Ahead:
 
 
 def begin(options: Options, plan: Plan, environment: Mapping[str, str] = os.environ) -> Ahead:
-    """Forks the workers of this rank, where it decodes: on the encoder's first stage, and first of its group.
+    """Forks the workers of this rank, where it decodes media for its tensor group.
 
     To be called before this process has threads, process groups or a GPU: none of them works in a forked
     process.
@@ -53,7 +53,8 @@ def begin(options: Options, plan: Plan, environment: Mapping[str, str] = os.envi
         What it decodes with. Both arenas together have `data.ahead_bytes`.
     """
     rank = int(environment.get("RANK", "0"))
-    if rank >= plan.num_ranks or 0 not in plan.stages(rank) or plan.tensor(rank) != 0:
+    first = rank < plan.num_ranks and plan.tensor(rank) == 0
+    if not first or not _decodes(plan.stages(rank), plan.encoder_stages, options):
         return Ahead()
     held_out = options.ahead_bytes // 4 if options.evaluation is not None else 0
     arena = Arena(options.ahead_bytes - held_out)
@@ -64,6 +65,15 @@ def begin(options: Options, plan: Plan, environment: Mapping[str, str] = os.envi
         _load_processor(adapter)
         workers = Workers(options.workers, adapter, arenas)
     return Ahead(workers, arena, arenas[1] if held_out else None)
+
+
+def _decodes(stages: Sequence[int], encoder_stages: int, options: Options) -> bool:
+    """As `work.decodes`, before there is a mesh. The adapter is loaded only where its answer is needed."""
+    if 0 in stages:
+        return True
+    return (
+        any(stage < encoder_stages for stage in stages) and load_adapter(options.model_dir).runs_read_inputs
+    )
 
 
 def _load_processor(adapter: ModelAdapter) -> None:

@@ -2,6 +2,7 @@
 
 metrics of a step --values--> train/loss, train/loss_by_kind/image, step/ms, ...   TensorBoard: a run an arm
                                                                                    W&B: one run
+                  of a rehearsal: under ARM-rehearsed
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class Trackers:
         Raises:
             OSError: The disk is full; the error names the directory.
         """
-        self._add(values_of(metrics), metrics["step"], metrics["arm"])
+        # A rehearsal's numbers stand in no curve of a training run.
+        mark = "-rehearsed" if metrics.get("is_rehearsed") else ""
+        self._add(values_of(metrics), metrics["step"], metrics["arm"] + mark)
 
     def evaluation(self, evaluation: Mapping[str, Any], arm: str) -> None:
         """An evaluation.

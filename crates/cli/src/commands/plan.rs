@@ -11,7 +11,7 @@ use dflop_analytic::{Architecture, HARDWARE, Hardware};
 use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
 use dflop_plan::{
     Communication, Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, Sent, communication,
-    detail, explain, fewer_ranks, search, way_out,
+    detail, explain, fewer_ranks, search, way_out, why_no_candidate,
 };
 use dflop_types::{
     DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, Plan, RankedPlan, Tower, Trained, artifact,
@@ -190,7 +190,8 @@ fn note_replaced(out: &Path, plan: &Plan) {
 /// What to do if no plan fits: the nearest change with which one does, else the limit that binds.
 fn hint(input: &SearchInput<'_>, outcome: &Outcome) -> Result<Option<String>, Failure> {
     let found = way_out(input, outcome)?;
-    Ok(found.map(|way| way.hint(input, outcome)).or_else(|| outcome.hint()))
+    let nearest = || outcome.hint().or_else(|| why_no_candidate(input, outcome));
+    Ok(found.map(|way| way.hint(input, outcome)).or_else(nearest))
 }
 
 /// Says what the plan's data is not: all samples, text by the model's tokenizer, enough for a whole global batch. And which

@@ -4,7 +4,7 @@ use super::{Section, plotted};
 use crate::chart::{
     Bar, BarPart, Frame, Line, LinePlot, bars, legend, line_plot, names, numbers, table, words,
 };
-use crate::{Report, ShapeError};
+use crate::{Report, ShapeError, StepView};
 use dflop_types::number;
 use maud::{Markup, html};
 
@@ -29,17 +29,18 @@ pub(super) fn section(report: &Report) -> Option<Section> {
     let of = |is_encoder: bool| {
         report.shapes.iter().filter(|row| row.is_encoder == is_encoder).collect::<Vec<_>>()
     };
+    let how = report.steps.first().map_or("measured", StepView::how);
     let body = html! {
         p { (worst(&report.shapes)) }
         p {
-            "An action holds samples of several sizes. Each sample gets a part of the action's predicted time, and of its measured time, by its number of tokens. "
+            "An action holds samples of several sizes. Each sample gets a part of the action's predicted time, and of its " (how) " time, by its number of tokens. "
             "The lines and \"error\" in the tables compare the two; below zero the samples took longer than predicted. "
             "\"Samples alone\" is estimated by a regression over all actions: how much longer samples of this size take, without the effect of slow ranks and of the "
             "other samples in the same action. Later steps count more; the standard error stands beside it. A point of the lines stands for at least "
             (SAMPLES_MIN) " samples of neighbouring sizes; the tables have each size."
         }
-        div class="row" { @for (is_encoder, name) in COMPONENTS { (drawn(name, &of(is_encoder))) } }
-        @for (is_encoder, name) in COMPONENTS { (rows(name, &of(is_encoder))) }
+        div class="row" { @for (is_encoder, name) in COMPONENTS { (drawn(name, &of(is_encoder), how)) } }
+        @for (is_encoder, name) in COMPONENTS { (rows(name, &of(is_encoder), how)) }
     };
     Some(Section { id: "shapes", name: "Error by size of sample", body })
 }
@@ -120,7 +121,7 @@ fn grouped(rows: &[&ShapeError]) -> Vec<ShapeError> {
 }
 
 /// A plot of the time for a thousand tokens over the number of tokens of a sample.
-fn drawn(name: &str, rows: &[&ShapeError]) -> Markup {
+fn drawn(name: &str, rows: &[&ShapeError], how: &str) -> Markup {
     let known: Vec<&ShapeError> =
         rows.iter().copied().filter(|row| row.num_tokens > 0 && row.num_samples > 0).collect();
     let known = grouped(&known);
@@ -138,13 +139,10 @@ fn drawn(name: &str, rows: &[&ShapeError]) -> Markup {
         };
         Line { class, titles: known.iter().zip(&points).map(title).collect(), points }
     };
-    let lines = [
-        line("a-blind", "predicted", |row| row.predicted_ms),
-        line("a-aware", "measured", |row| row.measured_ms),
-    ];
-    let label = format!(
-        "Time for a thousand tokens in the {name} over the tokens of a sample, predicted and measured."
-    );
+    let lines =
+        [line("a-blind", "predicted", |row| row.predicted_ms), line("a-aware", how, |row| row.measured_ms)];
+    let label =
+        format!("Time for a thousand tokens in the {name} over the tokens of a sample, predicted and {how}.");
     let plot = LinePlot {
         label: &label,
         frame: Frame::small(),
@@ -156,10 +154,10 @@ fn drawn(name: &str, rows: &[&ShapeError]) -> Markup {
         name_y: "ms for 1,000 tokens",
     };
     let heading = format!("Time in the {name} by size of sample");
-    plotted(&heading, &line_plot(&plot, &lines), &legend([("a-blind", "predicted"), ("a-aware", "measured")]))
+    plotted(&heading, &line_plot(&plot, &lines), &legend([("a-blind", "predicted"), ("a-aware", how)]))
 }
 
-fn rows(name: &str, rows: &[&ShapeError]) -> Markup {
+fn rows(name: &str, rows: &[&ShapeError], how: &str) -> Markup {
     let cells = |row: &&ShapeError| {
         let segments = match row.segments {
             (0, 0) => number::NONE.to_owned(),
@@ -185,13 +183,13 @@ fn rows(name: &str, rows: &[&ShapeError]) -> Markup {
         numbers("samples"),
         numbers("actions"),
         numbers("predicted"),
-        numbers("measured"),
+        numbers(how),
         numbers("error"),
         numbers("samples alone"),
         numbers("standard error"),
         words("beyond chance"),
     ];
-    let caption = format!("Predicted and measured time in the {name} by size of sample");
+    let caption = format!("Predicted and {how} time in the {name} by size of sample");
     html! {
         @if !rows.is_empty() {
             details { summary { "Table: " (caption) } (table(&caption, &columns, &rows.iter().map(cells).collect::<Vec<_>>())) }

@@ -111,6 +111,7 @@ fn errors_in_words(
     bias: f64,
     num_steps: usize,
     corrected: Option<(f64, f64)>,
+    how: &str,
 ) -> Markup {
     html! {
         dl class="facts" {
@@ -124,7 +125,7 @@ fn errors_in_words(
             }
         }
         p {
-            "The error is |predicted - measured| / measured. On the dashed line both are equal: above it a step took longer than predicted."
+            "The error is |predicted - " (how) "| / " (how) ". On the dashed line both are equal: above it a step took longer than predicted."
         }
         @if corrected.is_some() {
             p {
@@ -203,18 +204,17 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
     ];
     let keys = [("a-blind square", "baselines"), ("a-aware round", "aware"), ("a-other square", "other")];
     let keys = keys.into_iter().zip(&series).filter(|(_, s)| !s.points.is_empty()).map(|(key, _)| key);
-    let is_rehearsed = steps.iter().all(|s| s.0.is_rehearsed);
+    let how = steps[0].0.how();
+    let label =
+        format!("Predicted against {how} step time, as in the table below; on the line both are equal.");
+    let name_y = format!("{how}, ms");
     let plot = ScatterPlot {
-        label: if is_rehearsed {
-            "Predicted against rehearsed step time, as in the table below; on the line both are equal."
-        } else {
-            "Predicted against measured step time, as in the table below; on the line both are equal."
-        },
+        label: &label,
         is_log: false,
         is_square: true,
         show: number::tick,
         name_x: "predicted, ms",
-        name_y: if is_rehearsed { "rehearsed, ms" } else { "measured, ms" },
+        name_y: &name_y,
     };
     let rows: Vec<Vec<String>> = steps
         .iter()
@@ -229,7 +229,6 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
             ]
         })
         .collect();
-    let how = steps[0].0.how();
     let columns = [numbers("step"), words("arm"), numbers("predicted"), numbers(how), numbers("error")];
     let title = format!("Step time, predicted against {how}");
     let table_title = format!("Predicted and {how} steps");
@@ -237,7 +236,7 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
         div class="row" {
             (plotted(&title, &scatter_plot(&plot, &series), &legend(keys)))
             div {
-                (errors_in_words((median, p95), bias, steps.len(), corrected))
+                (errors_in_words((median, p95), bias, steps.len(), corrected, how))
                 @if let Some(text) = partly(drawn.len(), steps.len(), "step") { p class="note" { (text) ", those furthest off among them" } }
             }
         }

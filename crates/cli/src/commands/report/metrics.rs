@@ -76,6 +76,12 @@ fn families(metrics: &[StepMetrics], events: &[StepEvent]) -> Vec<Family> {
     vec![
         Family::one("dflop_step", "Number of the last step.", gauge, last.map(|line| line.step as f64)),
         Family::one(
+            "dflop_is_rehearsed",
+            "1 where steps are rehearsed: nothing was computed, actions slept for their predicted times; else 0.",
+            gauge,
+            last.map(|_| f64::from(u8::from(metrics.iter().any(|line| line.is_rehearsed)))),
+        ),
+        Family::one(
             "dflop_steps_total",
             "Steps in the run's metrics.",
             counter,

@@ -10,7 +10,7 @@ use std::path::Path;
 /// The most spans where no steps are named: some 60 MB. All of a long run on many ranks is a file that no browser opens.
 const SPANS_MAX: usize = 400_000;
 
-/// Writes the measured and predicted timelines of `steps`. Where none are named, it writes all steps, or as many as there is room for.
+/// Writes the measured (or rehearsed) and predicted timelines of `steps`. Where none are named, it writes all steps, or as many as there is room for.
 pub(super) fn write(
     path: &Path,
     report: &Report,
@@ -27,7 +27,7 @@ pub(super) fn write(
             format!("the first is {}, the last {}", thousands(first), thousands(last))
         });
         return Err(Failure::new(
-            format!("`--trace-steps {}..{}` holds no measured step: {known}", steps.start(), steps.end()),
+            format!("`--trace-steps {}..{}` holds no step of the run: {known}", steps.start(), steps.end()),
             None,
         ));
     }
@@ -42,7 +42,7 @@ pub(super) fn write(
         .iter()
         .flat_map(|view| {
             let name = |what: &str| format!("step {} {} {what}", view.step, view.arm);
-            [(name("predicted"), view.predicted.as_ref()), (name("measured"), view.measured.as_ref())]
+            [(name("predicted"), view.predicted.as_ref()), (name(view.how()), view.measured.as_ref())]
         })
         .filter_map(|(name, timeline)| Some((name, timeline?)))
         .collect();
