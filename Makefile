@@ -10,7 +10,7 @@ DFLOP  := $(BIN)/dflop
 UV     := $(BIN)/uv
 UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
-PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
+PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null) pyproject.toml README.md
 
 .PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
 
