@@ -244,7 +244,7 @@ docs: site ## The site, and Rust documentation; warnings are errors
 
 site: setup $(DEV) ## The site -> site/index.html: every link led somewhere, every snippet run as written (5 minutes)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	$(BIN)/python -m pytest tests/docs/test_guide.py tests/docs/test_blocks.py -m site -n $(TEST_JOBS)
+	$(BIN)/python -m pytest tests/docs/test_guide.py tests/docs/test_blocks.py tests/docs/test_site.py -m site -n $(TEST_JOBS)
 
 package: setup $(DEV) ## Wheel and sdist as a stranger installs them, crates as crates.io would take them -> dist/
 	$(BIN)/python tools/package.py dist
