@@ -239,8 +239,9 @@ define criterion
 	@$(PYTHON) benches/collect.py $(2) target/criterion-$(1) bench/out/$(2).json
 endef
 
-docs: site ## The site, and Rust documentation; warnings are errors
+docs: site ## The site, and Rust documentation in site/rust; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --exclude dflop-py --no-deps --quiet
+	@rm -rf site/rust && cp -r target/doc site/rust
 
 site: setup $(DEV) ## The site -> site/index.html: every link led somewhere, every snippet run as written (5 minutes)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
