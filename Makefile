@@ -10,9 +10,9 @@ DFLOP  := $(BIN)/dflop
 UV     := $(BIN)/uv
 UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
-PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
+PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site picture package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -239,12 +239,16 @@ define criterion
 	@$(PYTHON) benches/collect.py $(2) target/criterion-$(1) bench/out/$(2).json
 endef
 
-docs: site ## The site, and Rust documentation; warnings are errors
+docs: site ## The site, and Rust documentation in site/rust; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --exclude dflop-py --no-deps --quiet
+	@rm -rf site/rust && cp -r target/doc site/rust
 
 site: setup $(DEV) ## The site -> site/index.html: every link led somewhere, every snippet run as written (5 minutes)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	$(BIN)/python -m pytest tests/docs/test_guide.py tests/docs/test_blocks.py -m site -n $(TEST_JOBS)
+	$(BIN)/python -m pytest tests/docs/test_guide.py tests/docs/test_blocks.py tests/docs/test_site.py -m site -n $(TEST_JOBS)
+
+picture: setup ## docs/report.png anew: the top of a report over made-up numbers (needs Chromium)
+	$(BIN)/python tools/picture.py
 
 package: setup $(DEV) ## Wheel and sdist as a stranger installs them, crates as crates.io would take them -> dist/
 	$(BIN)/python tools/package.py dist

@@ -1,7 +1,7 @@
 """What the site adds to `docs/`: pages that stand elsewhere in the repository, and the help of every command.
 
 mkdocs calls the functions `on_*` (https://www.mkdocs.org/user-guide/configuration/#hooks). A link to a file
-that is no page of the site becomes plain text.
+that is no page of the site becomes plain text; a link to no file at all ends the build.
 """
 
 from __future__ import annotations
@@ -103,8 +103,21 @@ def commands() -> str:
     return "\n".join(text)
 
 
+def examples() -> list[Path]:
+    """The scripts of `examples/`, each of which is a page."""
+    return sorted((ROOT / "examples").glob("*.py")) + sorted((ROOT / "examples").glob("*.sh"))
+
+
+def page_of(example: Path) -> str:
+    """Where the site shows an example."""
+    return f"examples/{example.name}.md"
+
+
 def source(uri: str) -> str:
     """Where the repository keeps what the site shows at `uri`."""
+    if uri.startswith("examples/"):
+        # A page is called `.md`; what it shows has an ending of its own.
+        return next(str(path.relative_to(ROOT)) for path in examples() if page_of(path) == uri)
     outside = uri in PAGES or uri.startswith("results/")
     return uri if outside else posixpath.join("docs", uri)
 
@@ -118,12 +131,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=(ROOT / uri).read_text()))
     for path in sorted((ROOT / "results").glob("*.svg")):
         files.append(File.generated(config, f"results/{path.name}", content=path.read_bytes()))
+    for path in examples():
+        language = "python" if path.suffix == ".py" else "sh"
+        shown = f"# {path.name}\n\n```{language}\n{path.read_text()}```\n"
+        files.append(File.generated(config, page_of(path), content=shown))
     files.append(File.generated(config, COMMANDS, content=commands()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links of the repository to the site's pages; what is no page becomes plain text."""
+    """Leads links of the repository to the site's pages; what is no page becomes plain text.
+
+    Raises:
+        PluginError: a link leads to a file that the repository does not have.
+    """
+    from mkdocs.exceptions import PluginError
+
     here = page.file.src_uri
     known = {source(file.src_uri): file.src_uri for file in files}
 
@@ -136,6 +159,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if wanted == "README.md":
             wanted = "docs/index.md"
         if wanted not in known:
+            if not (ROOT / wanted).exists():
+                message = (
+                    f"`{source(here)}` links to `{target}`, but there is no `{wanted}`: correct the link"
+                )
+                raise PluginError(message)
             return text
         to = posixpath.relpath(known[wanted], posixpath.dirname(here) or ".")
         return f"[{text}]({to}{hash_sign}{anchor})"

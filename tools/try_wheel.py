@@ -2,7 +2,7 @@
 
     python tools/try_wheel.py dist/dflop-*.whl
 
-What needs torch must say so in words, with what to install.
+docs/guide/quick_start.md installs it so, too. What needs torch must say so in words, with what to install.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ BALANCE = (
     "sampler = dflop.BalancedBatchSampler([(3, 4), (0, 5), (7, 1), (2, 2)], batch_size=2)\n"
     "assert sorted(i for batch in sampler for i in batch) == [0, 1, 2, 3]\n"
     "assert not {'torch', 'numpy'} & set(sys.modules)\n"
+)
+# Without the mark type checkers take nothing of the types in the package.
+TYPED = (
+    "import pathlib, dflop\n"
+    "package = pathlib.Path(dflop.__file__).parent\n"
+    "assert (package / 'py.typed').exists(), 'py.typed is missing'\n"
+    "assert (package / '_native' / '__init__.pyi').exists(), 'the stub of the native module is missing'\n"
 )
 PLAN = """\
 model: {name: llava-onevision-qwen2-7b}
@@ -98,6 +105,7 @@ def try_verbs(bare: Bare) -> None:
         SystemExit: one failed, or printed what it should not.
     """
     expect(bare.run("dflop", "--version")[0], "dflop ")
+    bare.run("python", "-c", TYPED)
     usage = bare.run("dflop", "--help")[0]
     bare.run("python", "-c", BALANCE)
     expect(bare.run("dflop", "models")[0], "llava-onevision-qwen2-7b", "h100")

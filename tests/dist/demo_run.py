@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 
 import torch
 from made_up import made_up_profile
@@ -153,4 +154,19 @@ def check_run(out, num_records, num_ranks=2, num_microbatches=4):
         assert m["predicted_ns"] > 0
         assert m["tokens"] > 0
         assert 0 < m["grad_norm"] < 1e3
+    check_documented(out)
     return metrics, schedules
+
+
+FILES_PAGE = Path(__file__).parents[2] / "docs/files.md"
+
+
+def check_documented(out):
+    """The page of files names every field of the metrics and of the checkpoints in `out`."""
+    page = FILES_PAGE.read_text()
+    of_metrics = page.partition("### `metrics.jsonl`: one line a step\n")[2].partition("\n### ")[0]
+    found = {name for line in lines(out / "metrics.jsonl") for name in line}
+    assert not [name for name in found if f"`{name}`" not in of_metrics]
+    of_checkpoints = page.partition("`checkpoint.json` has ")[2].partition("\n\n")[0]
+    for path in out.glob("checkpoints/*/checkpoint.json"):
+        assert not [name for name in json.loads(path.read_text()) if f"`{name}`" not in of_checkpoints]

@@ -33,3 +33,13 @@ def test_a_figure_is_as_drawn_and_told_in_words(name: str) -> None:
     assert text == FIGURES[name](), "run `python tools/figures.py`"
     label = ElementTree.fromstring(text).attrib["aria-label"]
     assert f"![{label}](figures/{name}.svg)" in (ROOT / f"docs/{name}.md").read_text()
+
+
+def test_the_picture_of_the_report_is_small_and_said_to_be_made_up() -> None:
+    """`make picture` draws it; a page that shows it says that nothing in it was measured."""
+    picture = ROOT / "docs/report.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 150_000
+    for page in ("docs/report.md", "docs/guide/quick_start.md"):
+        _, after = re.split(r"!\[[^\]]+\]\((?:\.\./)?report\.png\)\n\n", (ROOT / page).read_text())
+        assert "made-up numbers" in after.splitlines()[0], page

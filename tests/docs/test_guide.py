@@ -48,4 +48,6 @@ def test_the_demo_has_as_many_samples_as_the_quick_start_says() -> None:
 @pytest.mark.site
 @pytest.mark.parametrize("page", WALKED)
 def test_a_page_works_as_written(page: str, tmp_path: Path) -> None:
+    # Pages name scripts of a clone.
+    (tmp_path / "examples").symlink_to(GUIDE.parent.parent / "examples")
     walk(blocks(GUIDE / page), tmp_path)

@@ -110,6 +110,20 @@ def gains_of_pipelines() -> tuple[list[float], float]:
     return medians, min(worst)
 
 
+def test_the_short_table_has_three_layouts_and_numbers_of_the_long_one() -> None:
+    """Directly below the figure; what is measured anew changes both."""
+    readme = (ROOT / "README.md").read_text()
+    short = re.search(r"docs/figure\.svg\)\n\n\| layout \| gain .*\n\|[-|]+\|\n((?:\|.*\n)+)", readme)
+    long = re.search(r"^\| layout \| by .*?\n\n", readme, flags=re.S | re.M)
+    assert short
+    assert long
+    assert len(short[1].splitlines()) == 3
+    numbers = re.findall(r"\d\.\d+x(?: \([\d.]+ to [\d.]+\))?", short[1].replace("*", ""))
+    assert len(numbers) == 5
+    assert not [number for number in numbers if number not in long[0].replace("*", "")]
+    assert "a loss" in short[1]
+
+
 def test_importing_and_balancing_needs_no_torch() -> None:
     code = (
         "import sys, dflop\n"

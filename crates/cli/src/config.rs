@@ -207,7 +207,7 @@ fn load_for(scope: Scope, path: &Path) -> Result<Config, ConfigError> {
 /// The sections that a verb needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
-    /// All four.
+    /// All that `dflop train` needs: `model`, `data`, `cluster` and `train`.
     All,
     /// `model` and `data`: the other sections may be missing; their fields then have the least value that is allowed.
     Data,

@@ -72,6 +72,13 @@ pub(crate) struct StepMetrics {
     pub(crate) pair: Option<u64>,
 }
 
+/// The `cluster.device` that a run was asked to train on; `None` where no single command started its ranks.
+pub(crate) fn device_of(run: &Path) -> Option<String> {
+    let request: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(run.join("request.json")).ok()?).ok()?;
+    Some(request["config"]["cluster"]["device"].as_str()?.to_owned())
+}
+
 /// One line of `trace.jsonl`.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct StepTrace {

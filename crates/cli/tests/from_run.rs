@@ -159,6 +159,26 @@ fn a_plan_that_a_run_has_is_replaced_with_a_note() {
         "demo/other.json",
     ]);
     assert!(said.contains("status: 0") && !said.contains("replaced"), "{said}");
+    // A run that has a copy of its plan needs none beside it.
+    fs::copy(session.path("demo/plan.json"), session.path("demo/run/plan.0f1e2d3c4b5a.json")).unwrap();
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=true"]);
+    assert!(said.contains("status: 0") && !said.contains("replaced"), "{said}");
+}
+
+/// Errors of predictions that are for another device are not shown without saying so.
+#[test]
+fn a_report_says_that_the_steps_ran_on_another_device() {
+    let session = with_run(1.0);
+    let words = "The steps ran on another device, `cuda`, than their predictions are for";
+    for (device, is_other) in [("cpu", false), ("cuda", true)] {
+        let request = json!({"config": {"cluster": {"device": device}}}).to_string();
+        fs::write(session.path("demo/run/request.json"), request).unwrap();
+        let said = session.dflop(&["report", "demo"]);
+        assert!(said.contains("status: 0"), "{said}");
+        assert_eq!(said.contains(words), is_other, "{said}");
+        let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
+        assert_eq!(page.contains("The steps ran on another device, "), is_other);
+    }
 }
 
 /// A cost that no longer is a number is refused by its price.

@@ -143,7 +143,9 @@ impl Inputs {
                     profiled.name,
                     profiled.kind
                 ),
-                Some(format!("{mend}, or plan only: `dflop plan` and `dflop simulate` take any device")),
+                Some(format!(
+                    "{mend}; or pass `--other-device` (predicted times are then those of the other); or plan only: `dflop plan` and `dflop simulate` take any device"
+                )),
             ));
         }
         match cpu_name() {
@@ -170,7 +172,7 @@ impl Inputs {
         let (configured, profiled) = (&self.config.cluster.device, &self.model_profile.device);
         if *configured != profiled.kind {
             talk!(
-                "note: the plan is for {} ({}), the device of the model profile; `cluster.device` is `{configured}`, so `dflop train` will refuse this profile",
+                "note: the plan is for {} ({}), the device of the model profile; `cluster.device` is `{configured}`, so `dflop train` refuses this profile, unless `--other-device` is given",
                 profiled.name,
                 profiled.kind
             );

@@ -3,6 +3,7 @@
 use super::emit::launch;
 use super::from_run::FromRun;
 use super::price::Run;
+use super::report::named_in;
 use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
@@ -174,13 +175,16 @@ fn note_replaced(out: &Path, plan: &Plan) {
     let is_of = |run: &PathBuf| {
         let Ok(log) = File::open(run.join("schedules.jsonl")) else { return false };
         // Each line names the plan. The first one will do: the file may be large.
-        BufReader::new(log).lines().next().and_then(Result::ok).is_some_and(|line| line.contains(&hash))
+        let names =
+            BufReader::new(log).lines().next().and_then(Result::ok).is_some_and(|line| line.contains(&hash));
+        // A run keeps a copy of its plan, and whoever asks the run finds it there.
+        names && named_in::<Plan>(run, "plan.").iter().all(|(_, copy)| artifact::hash_of(copy) != hash)
     };
     let mut runs: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_of).collect();
     runs.sort();
     if let Some(run) = runs.first() {
         talk!(
-            "note: `{}` was trained with the plan that is now replaced in `{}`; `--from-run` needs that plan, and so does its report where the run has no copy of it (`plan.HASH.json`): make it again with the configuration of before, and give the next one another place (`--out FILE`)",
+            "note: `{}` was trained with the plan that is now replaced in `{}`, and has no copy of it (`plan.HASH.json`); `--from-run` and its report need that plan: make it again with the configuration of before, and give the next one another place (`--out FILE`)",
             run.display(),
             out.display()
         );

@@ -139,6 +139,19 @@ impl Found {
         Ok(found)
     }
 
+    /// Says so where the steps ran on another kind of device than their predictions are for; the run says which, as far as
+    /// one command started its ranks.
+    pub(super) fn of_another_device(&self) -> Option<String> {
+        let profiled = &self.model.as_ref()?.device;
+        let trained = measured::device_of(&self.run)?;
+        (!self.is_rehearsed() && !self.metrics.is_empty() && trained != profiled.kind).then(|| {
+            format!(
+                "The steps ran on another device, `{trained}`, than their predictions are for, {} ({}): errors of predictions say nothing.",
+                profiled.name, profiled.kind
+            )
+        })
+    }
+
     /// Whether the steps are those of a rehearsal.
     pub(super) fn is_rehearsed(&self) -> bool {
         self.metrics.iter().any(|step| step.is_rehearsed)
@@ -360,6 +373,7 @@ impl Found {
     fn warnings(&self) -> Result<Vec<String>, Failure> {
         let mut warnings = self.stale();
         warnings.extend(self.of_other_plans());
+        warnings.extend(self.of_another_device());
         if self.is_rehearsed() {
             warnings.push(
                 "the steps are rehearsed: nothing was computed, each action slept for its predicted time"

@@ -19,7 +19,7 @@ use crate::comparison::{Comparison, usual_step};
 use dflop_report::StepView;
 use dflop_types::{Timeline, artifact};
 use found::Found;
-pub(super) use planned::Planned;
+pub(super) use planned::{Planned, named_in};
 use std::path::Path;
 pub(super) use watch::run as watch;
 
@@ -89,6 +89,9 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         }
         // A file of an earlier comparison would describe a run that is no longer here.
         let _ = std::fs::remove_file(arguments.dir.join("summary.json"));
+    }
+    if let Some(words) = found.of_another_device() {
+        outln!("{words}");
     }
     for against in [&report.against, &report.plans].into_iter().flatten() {
         out!("{}", against::words(against));

@@ -94,7 +94,11 @@ fn named<'a, A: Artifact + serde::de::DeserializeOwned>(
     dirs.flat_map(|dir| named_in(dir, start)).collect()
 }
 
-fn named_in<A: Artifact + serde::de::DeserializeOwned>(dir: &Path, start: &str) -> Vec<(PathBuf, A)> {
+/// Those of one directory.
+pub(in crate::commands) fn named_in<A: Artifact + serde::de::DeserializeOwned>(
+    dir: &Path,
+    start: &str,
+) -> Vec<(PathBuf, A)> {
     let files = std::fs::read_dir(dir)
         .into_iter()
         .flatten()
