@@ -32,8 +32,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("only", "expected"),
     [
-        ("colocated=true,zero=3,recompute=none", (1, 1, 16, "NoneType")),
-        ("colocated=true,zero=3,llm.tp=2,recompute=selective", (2, 1, 8, "SelectiveAC.Config")),
+        ("colocated=true,zero=3,llm.tp=2,recompute=none", (2, 1, 8, "NoneType")),
+        ("colocated=true,zero=3,llm.tp=1,recompute=selective", (1, 1, 16, "SelectiveAC.Config")),
         ("colocated=false,llm.pp=2,llm.tp=1,zero=1,recompute=full", (1, 2, 8, "FullAC.Config")),
     ],
 )
