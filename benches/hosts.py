@@ -8,7 +8,10 @@ The hosts train until there is a checkpoint; then the wire is cut. The ranks of 
 With the wire whole again the run goes on from the checkpoint. In the end `schedules.jsonl` must hold the
 global batches of all steps, each once and in order, and a rehearsal must run over the same wire. The exit
 status is 1 where any of this does not hold. Where namespaces are not permitted (Linux, root, `ip` of
-iproute2), nothing runs: the reason is printed, and the status is 0.
+iproute2), nothing runs: `skipped` and the reason are printed, and the status is 77.
+
+Each host runs what `dflop plan --emit torchrun` prints, with HEAD and HERE set, as a person would. Changed
+in it are the names of the programs, which stand for this Python's, the port, and what comes behind `train`.
 
 The wire is a pair of tap devices and not `tc netem`, which many kernels lack.
 """
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 NUM_HOSTS, RANKS_PER_HOST, EVERY = 2, 2, 3
+SKIPPED = 77
+"""Exit status where nothing ran, as of automake's tests."""
 TIMEOUT_S, ENDING_S = 20, 90
 """A rank waits so long for another, and all must have ended so long after the cut."""
 # The demo's configuration has neither nodes nor timeouts: they come behind fields that it has.
@@ -76,7 +81,7 @@ def main() -> int:
     missing = what_is_missing()
     if missing:
         print(f"skipped: two hosts in network namespaces need {missing}")
-        return 0
+        return SKIPPED
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         more = f"checkpoint:\n  every: {EVERY}\n"
@@ -211,21 +216,37 @@ def tap(namespace: str) -> int:
     return opened[0]
 
 
-def start(folder: Path, number: int, *arguments: str) -> list[subprocess.Popen[bytes]]:
+def emitted(folder: Path) -> str:
+    """What `dflop plan` prints for each node; the plan is made again, and is the same."""
+    command = [sys.executable, "-m", "dflop", "plan", "--only", LAYOUT, "--emit", "torchrun"]
+    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def changed(text: str, number: int, verb: str, *arguments: str) -> str:
+    """A node's command for this start, which meets at a port of its own: the one before may still be held."""
+    python = shlex.quote(sys.executable)
+    for before, after in (
+        ("\ntorchrun ", f"\nexec {python} -m torch.distributed.run "),
+        (":29400", f":{29_400 + number}"),
+        ("--no-python dflop train ", f"--no-python {python} -m dflop {verb} "),
+    ):
+        assert text.count(before) == 1, f"{before!r} is not once in what is emitted: {text}"
+        text = text.replace(before, after)
+    return f"{text.rstrip()} {shlex.join(arguments)}"
+
+
+def start(
+    folder: Path, emitted: str, number: int, verb: str, *arguments: str
+) -> list[subprocess.Popen[bytes]]:
     """An agent of torchrun on each host, which starts its ranks, as `dflop plan --emit torchrun` says it."""
-    # Each start meets at a port of its own: the one before may still be held.
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-id", f"dflop{number}"]
-    meeting += ["--rdzv-endpoint", f"{address(0)}:{29_400 + number}"]
+    text = changed(emitted, number, verb, *arguments)
     agents = []
     for index in range(NUM_HOSTS):
-        command = ["ip", "netns", "exec", host(index), sys.executable, "-m", "torch.distributed.run"]
-        command += ["--nnodes", str(NUM_HOSTS), "--nproc-per-node", str(RANKS_PER_HOST), *meeting]
-        # By name an agent does not know that the address is its own.
-        command += ["--local-addr", address(index), "--rdzv-conf", f"is_host={int(index == 0)}"]
-        command += ["--no-python", sys.executable, "-m", "dflop", *arguments]
+        command = ["ip", "netns", "exec", host(index), "bash", "-c", text]
         # The name of this machine stands for an address that the other host cannot reach.
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-        print(f"host {index}: {shlex.join(command)}", file=sys.stderr, flush=True)
+        environment |= {"HEAD": address(0), "HERE": address(index)}
+        print(f"host {index}: {text.splitlines()[-1]}", file=sys.stderr, flush=True)
         log = (folder / f"host{index}-{number}.log").open("wb")
         agents.append(
             subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
@@ -270,8 +291,9 @@ def has_ended(process: int) -> bool:
 
 def run(folder: Path, wire: Wire, num_steps: int) -> dict[str, Any]:
     """Trains, cuts, goes on, rehearses; what was found."""
+    text = emitted(folder)
     train = ["train", "--steps", str(num_steps), "--out", "run"]
-    agents = start(folder, 0, *train)
+    agents = start(folder, text, 0, *train)
     # One step further than a checkpoint that is whole, so that something is to be done again.
     saved = folder / f"run/checkpoints/step-{EVERY}/checkpoint.json"
     while all(agent.poll() is None for agent in agents) and not (
@@ -288,8 +310,8 @@ def run(folder: Path, wire: Wire, num_steps: int) -> dict[str, Any]:
     # An agent that has lost the first host asks it for minutes; its ranks are what counts.
     ended(agents, 1)
     wire.is_cut = False
-    went_on = ended(start(folder, 1, *train, "--resume", "auto"), 240)
-    rehearsed = ended(start(folder, 2, "rehearse", "--steps", "4", "--out", "rehearsal"), 240)
+    went_on = ended(start(folder, text, 1, *train, "--resume", "auto"), 240)
+    rehearsed = ended(start(folder, text, 2, "rehearse", "--steps", "4", "--out", "rehearsal"), 240)
     found = check(folder, num_steps) if (folder / "run/schedules.jsonl").exists() else {"is_right": False}
     is_rehearsed = rehearsed == [0, 0] and num_lines(folder / "rehearsal/metrics.jsonl") == 4
     # A line may have been under way.

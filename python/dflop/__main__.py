@@ -93,6 +93,8 @@ def _say_rehearsed(arguments: dict[str, Any]) -> None:
     from dflop.runtime.rehearse import summary
 
     found = summary(Path(arguments["out"]))
+    if found["steps"] > 0 and (why := _why_off(found, arguments["rehearsal"])):
+        print(f"note: {why}", file=sys.stderr)
     if arguments["json"]:
         print(json.dumps(found))
         return
@@ -109,6 +111,28 @@ def _say_rehearsed(arguments: dict[str, Any]) -> None:
     if arguments["steps"] == 1:
         print("note: ranks connect in the first step, and there is no other: rehearse two steps or more")
     print(f"look at it: dflop report {Path(arguments['out']).parent} --run {arguments['out']}")
+
+
+_OFF_RATIO = 0.1
+"""A rehearsal whose median error is above this says why."""
+
+
+def _why_off(found: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Why rehearsed steps are far from simulated ones, in words; empty where they are not."""
+    error = found["error_median"]
+    if error <= _OFF_RATIO:
+        return ""
+    start = f"rehearsed steps are {error:.0%} off simulated ones"
+    slowed = {
+        "--slow-rank": asked["slow_ranks"],
+        "--slow-shapes": asked["slow_shapes"],
+        "--network-latency": asked["network_latency_ns"],
+    }
+    if flags := [flag for flag, value in slowed.items() if value]:
+        return f"{start}, which know nothing of {' and '.join(flags)}"
+    speed = asked["speed"]
+    late = f"{start}: the ranks were late, as this machine could not wake {found['ranks']} of them in time"
+    return f"{late} at `--speed {speed:g}`; take a lower one" if speed > 1 else late
 
 
 def _text(error: Exception) -> str:

@@ -20,6 +20,9 @@ LAYOUTS = {
     "zero 2": ("colocated", 4, {"zero": 2}),
     "zero 3": ("colocated", 4, {"zero": 3}),
     "hybrid": ("colocated", 4, {"zero": 3, "shard_ranks": 2}),
+    "hybrid of states": ("colocated", 4, {"zero": 1, "shard_ranks": 2}),
+    "hybrid of gradients": ("colocated", 4, {"zero": 2, "shard_ranks": 2}),
+    "hybrid tensor": ("colocated", 4, {"zero": 3, "shard_ranks": 2, "encoder_tp": 2, "llm_tp": 2}),
     "colocated tensor": ("colocated", 3, {"zero": 3, "encoder_tp": 2, "llm_tp": 2}),
     "pipeline": ((1, 1, 3), {}),
     "data-aware lists": ((2, 1, 3), {"order": "data-aware"}),
@@ -30,6 +33,7 @@ LAYOUTS = {
     "replicas side by side": ((2, 2, 2), {"order": "data-aware", "rank_order": "tp-dp-pp"}),
     "uneven cuts": ((1, 2, 2), {"order": "data-aware", "llm_cut": [5, 3]}),
     "interleaved": ((1, 1, 3, 2), {}),
+    "interleaved, sharded": ((1, 2, 3, 2), {"zero": 1}),
     "interleaved with encoder stages": ((2, 2, 2, 2), {"encoder_pp": 2, "llm_tp": 2}),
 }
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from dflop._native import ScheduleError
-from dflop.runtime.agent import Restarts
-from dflop.runtime.failure import RankError, is_hopeless, tell_agent
+from dflop.runtime.agent import Restarts, told
+from dflop.runtime.failure import NAMES_CAUSE, RankError, complain, is_hopeless, tell_agent
 from dflop.runtime.resume import MANIFEST, request_of, step_dir, was_started_again
 
 
@@ -78,6 +78,43 @@ def test_a_rank_tells_its_agent_whether_to_try_again(error, expected, tmp_path, 
     assert message["extraInfo"]["is_hopeless"] == expected
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "no folder/error.json"))
     tell_agent("a disk without room", error)
+
+
+def test_of_ranks_that_fail_together_the_cause_alone_is_an_error(tmp_path, monkeypatch, capsys):
+    """Ranks that waited for another say so in a note. Where none was killed, what the first said is the error."""
+    waited, broken = (
+        RankError("no message from rank 1", is_of_other=True),
+        RankError("a list that cannot run"),
+    )
+
+    def ended(number, status, error=None):
+        """Rank `number`, as torchrun tells its end."""
+        data = {}
+        if error is not None:
+            path = tmp_path / f"{number}.json"
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+            complain(f"[rank {number}] {error}", error)
+            tell_agent(f"[rank {number}] {error}", error)
+            data = json.loads(path.read_text())
+        return SimpleNamespace(exitcode=status, error_file_data=data, timestamp=number)
+
+    def errors(*failures):
+        told(dict(enumerate(failures)))
+        lines = capsys.readouterr().err.splitlines()
+        return [line for line in lines if line.startswith("error: ")], lines
+
+    monkeypatch.setenv(NAMES_CAUSE, "1")
+    found, lines = errors(ended(0, 1, waited), ended(1, -9), ended(2, 1, waited))
+    assert found == ["error: rank 1 was killed by SIGKILL"]
+    assert lines.count("note: [rank 0] no message from rank 1") == 1
+    found, _ = errors(ended(0, 1, waited), ended(1, 1, broken))
+    assert found == ["error: [rank 1] a list that cannot run"]
+    found, _ = errors(ended(0, 1, waited), ended(1, 1, waited))
+    assert found == ["error: [rank 0] no message from rank 1"]
+    # Torchrun of the user's own says no cause.
+    monkeypatch.delenv(NAMES_CAUSE)
+    complain("[rank 0] no message from rank 1", waited)
+    assert capsys.readouterr().err == "\nerror: [rank 0] no message from rank 1\n"
 
 
 @pytest.mark.parametrize(

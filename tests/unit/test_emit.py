@@ -92,14 +92,43 @@ def test_a_slurm_job_says_them_on_each_node(folder):
         check(*parsed(text, folder, **of_slurm, **node), here, is_host, "41", "node7")
 
 
+def manifest(text):
+    """Service and Job of a manifest."""
+    service, job = yaml.safe_load_all(text)
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    return service, job
+
+
+def test_a_manifest_starts_as_many_pods_as_nodes_which_meet_at_the_first(folder):
+    service, job = manifest(emitted("kubernetes", folder))
+    assert (job["apiVersion"], service["apiVersion"]) == ("batch/v1", "v1")
+    name, spec = job["metadata"]["name"], job["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (2, 2, 0)
+    # Pods find each other by names, also before they are ready: the Service has no address, and is theirs.
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {"job-name": name}
+    pod = spec["template"]["spec"]
+    assert (pod["subdomain"], pod["restartPolicy"]) == (service["metadata"]["name"], "Never")
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    mounted = [mount["name"] for mount in container["volumeMounts"]]
+    assert mounted == [volume["name"] for volume in pod["volumes"]]
+    config, command = parsed(shlex.join(container["command"]), folder)
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 8)
+    assert (config.rdzv_backend, config.run_id) == ("c10d", name)
+    assert config.rdzv_endpoint == f"{name}-0.{service['metadata']['name']}:29400"
+    assert command == ["dflop", "train", "--config", NAME]
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm", "kubernetes"])
 def test_the_node_that_is_not_full_is_the_last(launcher, folder):
     """12 ranks on nodes of 8: each agent is told its number, and the second starts four ranks."""
     (folder / "uneven.yaml").write_text(CONFIG.replace("num_ranks: 16", "num_ranks: 12"))
     text = emitted(launcher, folder, "uneven.yaml")
     if launcher == "kubernetes":
-        lines = text.split("          command:\n")[1].split("          resources:")[0].splitlines()
-        text = shlex.join(yaml.safe_load(line.strip().removeprefix("- ")) for line in lines)
+        text = shlex.join(manifest(text)[1]["spec"]["template"]["spec"]["containers"][0]["command"])
     for number, ranks in enumerate((8, 4)):
         variables = {
             "torchrun": {"NODE": str(number), "HEAD": "node7"},

@@ -52,13 +52,15 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from dflop.runtime.failure import NAMES_CAUSE
+
     if forks:
         fork_ranks(request)
     # GPUs are checked here: torch is imported already, and no rank has started yet.
     if request and (status := _check_gpus(request)):
         return status
-    # The ranks' parent is this process.
-    os.environ.update(as_parent())
+    # The ranks' parent is this process, which says in the end why they failed.
+    os.environ.update({**as_parent(), NAMES_CAUSE: "1"})
     # SIGINT is blocked here and ranks inherit that: it waits until they unblock it (`runtime/worker.py`).
     # While Python starts, it would only give a traceback. A thread of its own receives it for this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -71,7 +73,7 @@ def main() -> int:
             torchrun.main(sys.argv[1:])
             return 0
         except ChildFailedError as error:
-            status = _told(error.failures, _doomed(request))
+            status = told(error.failures, _doomed(request))
             if not restarts.may_restart(error.failures.values()):
                 return status
         except SignalException as error:
@@ -132,11 +134,24 @@ def _doomed(request: Mapping[str, Any]) -> int | None:
     return None if kill is None else kill["rank"]
 
 
-def _told(failures: Mapping[int, ProcessFailure], doomed: int | None = None) -> int:
-    """The exit status. Names a killed rank on stderr, as it is the cause of the errors of the others."""
+def told(failures: Mapping[int, ProcessFailure], doomed: int | None = None) -> int:
+    """Names the cause on stderr where no rank has: a killed one, or what the first of several said that all waited.
+
+    Args:
+        failures: By rank.
+        doomed: The rank that a rehearsal was asked to kill.
+
+    Returns:
+        The exit status.
+    """
+    from dflop.runtime.failure import IS_OF_OTHER
+
     killed = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
     if not killed:
         _, first = min(failures.items(), key=lambda item: item[1].timestamp)
+        if all(_about(failure).get(IS_OF_OTHER) for failure in failures.values()):
+            # Each waited for another, and none said more: what the first said is all that is known.
+            sys.stderr.write(f"\nerror: {first.error_file_data['message']['message']}\n")
         return first.exitcode
     # A killed rank could say nothing itself.
     rank, first = min(killed, key=lambda item: item[1].timestamp)
@@ -151,8 +166,13 @@ def _is_hopeless(failure: ProcessFailure) -> bool:
     """Whether a rank said that a restart is of no use (`tell_agent`); a killed rank said nothing, so no."""
     from dflop.runtime.failure import HOPELESS
 
+    return bool(_about(failure).get(HOPELESS))
+
+
+def _about(failure: ProcessFailure) -> Mapping[str, Any]:
+    """What a rank told the agent beside its message; nothing of one that said nothing."""
     message = failure.error_file_data.get("message")
-    return isinstance(message, dict) and bool(message.get("extraInfo", {}).get(HOPELESS))
+    return message.get("extraInfo", {}) if isinstance(message, dict) else {}
 
 
 def _take_interrupts() -> None:

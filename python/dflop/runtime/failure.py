@@ -22,6 +22,12 @@ HOPELESS = "is_hopeless"
 """Field of what a rank tells the agent: true where starting the ranks again is of no use."""
 
 
+IS_OF_OTHER = "is_of_other"
+"""Field of what a rank tells the agent: true where it only waited for another, which is at fault."""
+NAMES_CAUSE = "DFLOP_AGENT_NAMES_CAUSE"
+"""Variable of the ranks of an agent of ours: it says in the end what the cause was."""
+
+
 class RankError(RuntimeError):
     """An error that stops a rank and that its message explains: no traceback is shown."""
 
@@ -93,6 +99,7 @@ def tell_agent(line: str, error: Exception) -> None:
     if path is None:
         return
     about = {"py_callstack": "", "timestamp": str(int(time.time())), HOPELESS: is_hopeless(error)}
+    about[IS_OF_OTHER] = isinstance(error, RankError) and error.is_of_other
     # The disk may be full, and that may be what went wrong. The agent then still has the exit status.
     with suppress(OSError):
         Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": about}}))
@@ -110,7 +117,9 @@ def complain(line: str, error: Exception) -> None:
         line: For people, as `describe` gives it.
         error: What was raised; its notes are shown as hints.
     """
-    sys.stderr.write(f"\nerror: {line}\n")
+    # Of a rank that is killed all others say that they wait for it. The cause alone is called an error.
+    is_effect = isinstance(error, RankError) and error.is_of_other and NAMES_CAUSE in os.environ
+    sys.stderr.write(f"\n{'note' if is_effect else 'error'}: {line}\n")
     for note in getattr(error, "__notes__", []):
         sys.stderr.write(f"hint: {note}\n")
     if not isinstance(error, (Error, RankError, OSError)):
