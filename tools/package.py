@@ -66,8 +66,8 @@ def main() -> None:
             *build, "--manifest-path", manifest, "--target-dir", ROOT / "target" / "sdist", "--out", directory
         )
         try_wheel(next(Path(directory).glob("*.whl")))
-    # All of them in one call: what a crate of ours needs of another is taken from here, not from crates.io. Each is
-    # built from what is in it, apart from our own build.
+    # All of them in one call: what a crate of ours needs of another is taken from here, not from crates.io.
+    # Each is built from what is in it, apart from our own build.
     publish = ["cargo", "publish", "--dry-run", "--workspace", "--exclude", "dflop-py", "--locked"]
     run(*publish, "--target-dir", ROOT / "target" / "publish", "--allow-dirty", "--quiet")
 
