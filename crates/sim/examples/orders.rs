@@ -7,7 +7,7 @@ use dflop_types::PipelineOrder;
 fn main() -> Result<(), SimError> {
     let (stages, microbatches) = (4, 8);
     // A video among texts: every fourth microbatch takes five times as long.
-    let uneven = |index: usize| if index % 4 == 0 { 5_000 } else { 1_000 };
+    let uneven = |index: usize| if index.is_multiple_of(4) { 5_000 } else { 1_000 };
     let mean = (0..microbatches).map(uneven).sum::<u64>() / microbatches as u64;
     for (name, work) in
         [("even", vec![mean; microbatches]), ("uneven", (0..microbatches).map(uneven).collect())]
