@@ -18,7 +18,7 @@ fn main() -> Result<(), CostError> {
     let linear = MeasuredCurve { points: vec![point(100), point(1_000)], ..MeasuredCurve::default() };
     let module = ModuleProfile { count: 2, linear, ..ModuleProfile::default() };
     let mut profile = ModelProfile::default();
-    profile.device.dtype = "float32".to_owned();
+    "float32".clone_into(&mut profile.device.dtype);
     for name in ModelProfile::MODULES {
         profile.modules.insert(name.to_owned(), module.clone());
     }
