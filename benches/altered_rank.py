@@ -290,5 +290,6 @@ _EMPTY = RankSpans(0, "", 0, (), (0, 0))
 
 
 if __name__ == "__main__":
-    process.Trainer = AlteredTrainer
+    # The rank makes its trainer by this name, which it does not export.
+    process.Trainer = AlteredTrainer  # pyright: ignore[reportPrivateImportUsage]
     sys.exit(__main__.main())

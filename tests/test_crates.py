@@ -139,3 +139,24 @@ def test_a_published_crate_has_all_that_its_sources_include(crate: str) -> None:
             if path not in packed:
                 missing.append(f"{name}: {target}")
     assert not missing, "put the file into the crate, or leave the source out of it (`exclude` in Cargo.toml)"
+
+
+# The first thing to run of a crate that is used alone.
+EXAMPLES = {"types": "layouts", "cost": "predict", "sim": "orders", "schedule": "balance"}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("crate", sorted(EXAMPLES))
+def test_the_example_of_a_crate_runs(crate: str) -> None:
+    """Each asserts what it shows."""
+    asked = ["cargo", "run", "--release", "--locked", "--quiet", "-p", f"dflop-{crate}", "--example"]
+    done = subprocess.run([*asked, EXAMPLES[crate]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 3
+
+
+@pytest.mark.parametrize("crate", sorted(EXAMPLES))
+def test_an_example_is_named_where_crates_are_described(crate: str) -> None:
+    name = EXAMPLES[crate]
+    assert f"-p dflop-{crate} --example {name}" in (ROOT / f"crates/{crate}/examples/{name}.rs").read_text()
+    assert f"crates/{crate}/examples/{name}.rs" in (ROOT / "docs/reference/rust.md").read_text()

@@ -2,7 +2,7 @@
 
 wheel   installed into an empty environment without the network: it needs nothing else
 sdist   built into a wheel, and that one installed
-crates  `cargo publish --dry-run`: every file they need is in them
+crates  `cargo publish --dry-run`: each builds from the files that are in it
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def main() -> None:
         )
         try_wheel(next(Path(directory).glob("*.whl")))
     # All of them in one call: what a crate of ours needs of another is taken from here, not from crates.io.
-    publish = ["cargo", "publish", "--dry-run", "--workspace", "--exclude", "dflop-py"]
-    run(*publish, "--no-verify", "--allow-dirty", "--quiet")
+    # Each is built from what is in it, apart from our own build.
+    publish = ["cargo", "publish", "--dry-run", "--workspace", "--exclude", "dflop-py", "--locked"]
+    run(*publish, "--target-dir", ROOT / "target" / "publish", "--allow-dirty", "--quiet")
 
 
 if __name__ == "__main__":
