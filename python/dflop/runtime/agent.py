@@ -135,7 +135,7 @@ def _doomed(request: Mapping[str, Any]) -> int | None:
 
 
 def told(failures: Mapping[int, ProcessFailure], doomed: int | None = None) -> int:
-    """Names the cause on stderr where no rank has: a killed one, or what the first of several said that all waited.
+    """Names the cause on stderr where no rank has: a killed one, or that of ranks that all waited for others.
 
     Args:
         failures: By rank.
