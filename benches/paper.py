@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -163,6 +164,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16_384)
     parser.add_argument("--dflop", default="dflop")
     wanted = parser.parse_args()
+    # It runs in directories of its own: a path from here would lead nowhere.
+    dflop = str(Path(shutil.which(wanted.dflop) or wanted.dflop).absolute())
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = json.loads(wanted.out.read_text())["rows"] if wanted.out.exists() else []
     made = {(one["model"], one["num_ranks"]) for one in rows}
@@ -176,7 +179,7 @@ def main() -> None:
             directory = Path(name) / model
             directory.mkdir()
             for ranks in (ranks for ranks in wanted.ranks if (model, ranks) not in made):
-                answer = plan(wanted.dflop, directory, model, mixtures[audio], ranks)
+                answer = plan(dflop, directory, model, mixtures[audio], ranks)
                 rows.append(row(model, ranks, answer))
                 rows.sort(key=lambda one: (list(MODELS).index(one["model"]), one["num_ranks"]))
                 text = {"is_simulated": True, "device": "a100-80gb", "samples": wanted.samples, "rows": rows}
