@@ -148,7 +148,7 @@ lint: setup $(DEV) ## Formatting, clippy, ruff, types, import contracts, spellin
 	$(BIN)/ruff format --check $(PYTHON_ROOMS)
 	$(BIN)/ruff check $(PYTHON_ROOMS)
 	$(BIN)/basedpyright --level error
-	$(BIN)/python -m mypy.stubtest dflop._native dflop._native.testing --ignore-missing-stub --mypy-config-file pyproject.toml
+	$(BIN)/python -m mypy.stubtest dflop._native --ignore-missing-stub --mypy-config-file pyproject.toml
 	$(BIN)/pydoclint --quiet python/dflop
 	$(BIN)/lint-imports
 	$(BIN)/typos

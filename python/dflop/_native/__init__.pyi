@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from os import PathLike
 from typing import Any, Literal, Protocol, final
 
+from typing_extensions import Self
+
 from dflop._native import testing as testing
 
 class Error(Exception): ...
@@ -48,7 +50,7 @@ class _Array(Protocol):
 
     def tolist(self) -> Any: ...
 
-Meets = Literal["step", "phase", "pipeline"]
+_Meets = Literal["step", "phase", "pipeline"]
 
 @final
 class Balance:
@@ -71,7 +73,7 @@ def balance(
     llm_ns: Sequence[int] | _Array,
     num_buckets: int | None,
     *,
-    meets: Meets = "step",
+    meets: _Meets = "step",
     num_microbatches: int = 1,
     seed: int = 0,
     exact: bool = False,
@@ -143,9 +145,9 @@ class EncodedSample:
 class Dataset:
     """The samples of a data profile, read again from the files it was made from."""
 
-    def __init__(
-        self, config_path: str, data_profile_path: str, family: object = None, *, evaluation: bool = False
-    ) -> None:
+    def __new__(
+        cls, config_path: str, data_profile_path: str, family: object = None, *, evaluation: bool = False
+    ) -> Self:
         """`family` is a function that gives shapes (`dflop.data.family`), by default `model.family`.
 
         With `evaluation` the profile is that of `evaluation.mixture`.
@@ -169,7 +171,7 @@ class Dataset:
 class ModelFlops:
     """Floating point operations that training a model takes, as `torch.utils.flop_counter` counts them."""
 
-    def __init__(self, config: str, recipe: str, lora_rank: int) -> None:
+    def __new__(cls, config: str, recipe: str, lora_rank: int) -> Self:
         """`config` is the text of `config.json`; ProfileError if the operations of its family are not known.
 
         `recipe` is a value of `train.recipe`: frozen parts take fewer operations. `lora_rank` is that
@@ -265,8 +267,8 @@ class GlobalBatches:
     where it has no other.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         num_samples: int,
         global_batch_size: int,
         seed: int,
@@ -275,7 +277,7 @@ class GlobalBatches:
         *,
         shuffle: bool = True,
         drop_last: bool = False,
-    ) -> None: ...
+    ) -> Self: ...
     def batch(self, step: int) -> list[int]: ...
     def samples(self, epoch: int, first: int, count: int) -> list[int]:
         """At most `count` samples of an epoch, from position `first` of its order on; fewer at its end."""
@@ -305,7 +307,7 @@ class Action:
     @property
     def takes_gradient(self) -> bool:
         """Whether it waits for the gradient of what left the stage, and gives that of what came in (B, I)."""
-    def __eq__(self, other: object) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
@@ -427,8 +429,8 @@ class SlowShapes:
 class StepScheduler:
     """Computes schedules in a Rust thread while Python trains."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         plan_path: str,
         data_profile_path: str,
         model_profile_path: str,
@@ -439,7 +441,7 @@ class StepScheduler:
         *,
         giants: str = "alone",
         bucket_tokens_max: int | None = None,
-    ) -> None:
+    ) -> Self:
         """After `schedule_seconds_max` the search ends, and the best schedule so far is taken.
 
         With `giants` `refuse`, a sample that fits a rank alone but not beside others is a ScheduleError.

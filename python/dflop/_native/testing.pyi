@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from dflop._native import Balance, Meets, Schedule, StepScheduler
+from dflop._native import Balance, Schedule, StepScheduler, _Meets
 
 def load_config(path: str) -> dict[str, Any]:
     """The configuration at `path`, checked and with every default filled in."""
@@ -35,7 +35,7 @@ def judge(
     num_buckets: int,
     assignment: Sequence[int],
     *,
-    meets: Meets = "step",
+    meets: _Meets = "step",
     num_microbatches: int = 1,
 ) -> Balance:
     """An assignment made elsewhere, by the loads and the bound of `balance`; ScheduleError if it is none."""
