@@ -10,6 +10,7 @@
 //! bytes               the same, over links of one byte a nanosecond
 //! ```
 
+use crate::baseline::refusal;
 use crate::error::PlanError;
 use crate::input::SearchInput;
 use crate::models::Models;
@@ -125,7 +126,7 @@ pub fn communication(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Optio
         let whole = |_| scheduler.schedule(step, batch, Arm::AWARE);
         match first.or_else(whole) {
             Ok(schedule) => steps.push(schedule),
-            Err(error) if error.is_too_large() => {}
+            Err(error) if refusal(&error).is_some() => {}
             Err(error) => return Err(error.into()),
         }
     }

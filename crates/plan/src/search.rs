@@ -187,7 +187,7 @@ struct Candidates {
 /// All candidates, made in three rounds: colocated ones and plain pipelines; pipelines of other degrees; pipelines that
 /// recompute, and colocated ones whose components recompute different things. Each round looks at what the rounds before it found.
 ///
-/// If the search is halted once there is a candidate that seems to fit, those that were made by then are all.
+/// If the search is halted after a candidate was found that seems to fit, no further candidates are made.
 fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result<Candidates, PlanError> {
     let rules = Rules::of(input, models.plain());
     let of_layout = |layout: &Layout| {
@@ -229,7 +229,7 @@ fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result
     if is_cut(&all) {
         return as_is(all, rejections);
     }
-    // Where nothing seems to fit yet, time is no reason to end.
+    // A search in which nothing seems to fit yet goes on, whatever the time.
     let patient = SearchInput { halt: &|| false, ..input.clone() };
     let hasty = |all: &[Contender]| if all.iter().any(|one| !one.rough.is_over) { input } else { &patient };
     let wide = wide(hasty(&all), &rules, models, known, &all);

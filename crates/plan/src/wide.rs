@@ -143,7 +143,7 @@ pub(crate) fn first_modes(models: &Models, only: &Only) -> Vec<Recomputation> {
 /// recompute different things. Those that have memory enough without, as `contenders` say, are no candidates. Pipelines
 /// whose least work with recomputation already takes too long are left out: `left_out_ns` has one time for each of them.
 ///
-/// If the search is halted, those that were made by then are all.
+/// If the search is halted, no further candidates are made.
 ///
 /// # Errors
 /// As [`Facts::new`].

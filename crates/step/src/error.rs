@@ -20,19 +20,6 @@ fn times(chunks: u32) -> String {
     if chunks > 1 { format!(" x interleave {chunks}") } else { String::new() }
 }
 
-impl StepError {
-    /// Whether the global batch was too large for the ranks: another search, or another batch, may have a schedule.
-    pub const fn is_too_large(&self) -> bool {
-        matches!(
-            self,
-            Self::Memory { .. }
-                | Self::SampleTooLarge { .. }
-                | Self::GiantMemory { .. }
-                | Self::Tokens { .. }
-        )
-    }
-}
-
 /// Why there is no schedule.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum StepError {

@@ -99,8 +99,11 @@ def encoder_shares(mesh: Mesh, schedule: Schedule, encoder: EncoderBorders) -> l
     Returns:
         Samples with their parts.
     """
-    if not decodes(mesh, encoder):
-        return []
+    return _group_shares(mesh, schedule) if decodes(mesh, encoder) else []
+
+
+def _group_shares(mesh: Mesh, schedule: Schedule) -> list[Share]:
+    """What the encoder of this rank's tensor group reads, microbatch after microbatch."""
     return [share for j in range(schedule.num_microbatches) for share in schedule.encoder(j, mesh.replica)]
 
 
@@ -124,8 +127,7 @@ def read_samples(mesh: Mesh, schedule: Schedule, encoder: EncoderBorders) -> lis
     """
     samples = llm_samples(mesh, schedule)
     if mesh.holds_encoder and not decodes(mesh, encoder):
-        microbatches = range(schedule.num_microbatches)
-        samples += [sample for j in microbatches for sample, _ in schedule.encoder(j, mesh.replica)]
+        samples += [sample for sample, _ in _group_shares(mesh, schedule)]
     return samples
 
 

@@ -2,9 +2,10 @@
 
 use super::planned::Planned;
 use crate::Failure;
+use dflop_plan::refusal;
 use dflop_report::StepView;
 use dflop_step::batches::GlobalBatches;
-use dflop_step::{Arm, Method, StepScheduler};
+use dflop_step::{Arm, StepScheduler};
 use dflop_types::{DataProfile, Plan};
 
 /// Runners-up that are drawn.
@@ -24,9 +25,10 @@ pub(super) fn views(planned: &Planned, data: &DataProfile) -> Result<Vec<StepVie
         return Ok(Vec::new());
     }
     let batch = GlobalBatches::new(data.samples.len() as u32, size, plan.seed)?.batch(0);
-    let blind = Arm { method: Method::Blind, is_ahead: false };
-    let mut wanted =
-        vec![(plan.best, blind, blind.to_string()), (plan.best, Arm::AWARE, Arm::AWARE.to_string())];
+    let mut wanted = vec![
+        (plan.best, Arm::BLIND, Arm::BLIND.to_string()),
+        (plan.best, Arm::AWARE, Arm::AWARE.to_string()),
+    ];
     let mut layouts = vec![plan.best.layout];
     for (at, other) in plan.runners_up.iter().enumerate() {
         if layouts.len() <= RUNNERS_UP && !layouts.contains(&other.layout) {
@@ -47,7 +49,7 @@ pub(super) fn views(planned: &Planned, data: &DataProfile) -> Result<Vec<StepVie
                 predicted: Some(scheduler.simulate(&schedule)?),
                 ..StepView::default()
             }),
-            Err(error) if error.is_too_large() => {}
+            Err(error) if refusal(&error).is_some() => {}
             Err(error) => return Err(error.into()),
         }
     }
