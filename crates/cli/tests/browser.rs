@@ -217,7 +217,11 @@ impl Browser {
     }
 
     fn scheme(&mut self, name: &str) {
-        let features = json!([{"name": "prefers-color-scheme", "value": name}]);
+        // A page that still glides to where a link led would have its parts elsewhere when the mouse gets there.
+        let features = json!([
+            {"name": "prefers-color-scheme", "value": name},
+            {"name": "prefers-reduced-motion", "value": "reduce"}
+        ]);
         self.ask("Emulation.setEmulatedMedia", &json!({"features": features}));
     }
 
