@@ -54,6 +54,7 @@ def test_slow_samples_sleep_as_long_as_was_drawn(demo, tmp_path):
         assert sum(row["steps_ns"]["auto"]) >= slept_ns
 
 
+@pytest.mark.more
 def test_each_batch_is_trained_with_and_without_monitoring(demo, tmp_path):
     answer = found(demo, tmp_path, {"monitored": 3})
     assert {way: len(ns) for way, ns in answer["steps_ns"].items()} == {"on": 3, "off": 3}
@@ -63,6 +64,7 @@ def test_each_batch_is_trained_with_and_without_monitoring(demo, tmp_path):
     assert [json.loads(line)["step"] for line in written] == [0, 1, 2]
 
 
+@pytest.mark.more
 def test_equal_steps_stand_between_those_of_the_run(demo, tmp_path):
     answer = found(demo, tmp_path, {"equal": 10})
     assert len(answer["steps"]) == len(answer["equal_ns"]) == 10

@@ -98,6 +98,7 @@ def test_the_first_rank_of_a_group_decodes_and_all_train(layout, workers, demo, 
         )
 
 
+@pytest.mark.more
 def test_a_run_goes_on_after_a_checkpoint(demo, tmp_path):
     """The ranks that decode nothing begin with the same step as the one that decodes for them."""
     layout, losses = (1, 1, 1, DEGREES | {"llm_tp": 1}), {}

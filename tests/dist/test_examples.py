@@ -31,6 +31,7 @@ def test_no_example_is_left_out():
     assert scripts == {*TRAINS, *ALONE, "tiny"}
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", TRAINS)
 def test_an_example_trains_on_two_ranks(name, tmp_path, quiet):
     """Without an error, and within a minute."""

@@ -32,6 +32,7 @@ def demo(tmp_path_factory):
     return write_demo(tmp_path_factory.mktemp("forks") / "demo", 8, 8, 4)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("killed", ["agent", "nursery", "rank"])
 def test_no_process_outlives_the_others(killed, kills, demo, tmp_path):
     """SIGKILL of torchrun's agent, of the process that forks the ranks, and of a rank: the command ends and says which."""

@@ -241,6 +241,7 @@ def test_a_colocated_layout_trains_as_one_process(placed, dp, sharding, model_di
     check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("sharding", "is_frozen"),
     [
@@ -300,6 +301,7 @@ def test_layers_compute_in_bfloat16_over_float32(zero, model_dir, oracles, tmp_p
         assert float(torch.stack(errors).norm()) <= 0.05 * oracle.norm
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "sharding",
     [{}, {"zero": 2}, {"zero": 3}, {"zero": 3, "encoder_tp": 2, "llm_tp": 2}],

@@ -120,7 +120,7 @@ def test_a_matrix_that_embedding_and_head_share_is_held_once(only, tmp_path):
             assert static <= rank["measured"]["held_bytes"] <= static * 1.01 + 4096
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("text", "over_max"),
     [
@@ -141,6 +141,7 @@ def test_the_peak_with_embedding_and_head_gathered_apart_is_under_the_prediction
         assert measured <= rank["predicted_tensor_bytes"] <= over_max * measured, rank
 
 
+@pytest.mark.more
 def test_the_peak_of_a_rank_with_chunks_is_under_the_prediction(tmp_path):
     """Two LLM ranks of two chunks, which hold microbatches of both at once; the lines name them."""
     only = "colocated=false,encoder.dp=1,llm.pp=2,llm.interleave=2,recompute=none,zero=0"
@@ -182,7 +183,7 @@ def first(counted, tmp_path_factory):
 FEWER = {"1f1b"}
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.layouts] * (name in FEWER)) for name in LISTS]
 )

@@ -58,6 +58,7 @@ def drawn(num_tokens):
     return [torch.randn(num_tokens, WIDTH, generator=generator) for _ in range(2)]
 
 
+@pytest.mark.more
 def test_ranks_share_any_number_of_rows(model_dir, tmp_path):
     """Of four ranks each has its rows of the result and of its gradient; norms have a summand on each."""
     port = free_port()

@@ -33,7 +33,7 @@ def llm_degree(name, degree):
     return 1 if name in {*WITH_EXPERTS, *CONDITION} else degree
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_both_sides_share_their_layers(name, tmp_path):
     """Two replicas of an encoder of two ranks; a backbone of two stages of two ranks."""

@@ -135,6 +135,7 @@ def test_two_ranks_measure_cut_layers_with_their_sums_in_lockstep(tmp_path):
     assert any(name.startswith("tp2 lora0 llm_layer linear") for name in names)
 
 
+@pytest.mark.more
 def test_memory_that_is_short_on_one_rank_ends_the_curve_on_both(tmp_path):
     """Rank 1 alone cannot run more than 10 tokens: nobody hangs, and the size is a recorded fact."""
     request = request_for(tmp_path)

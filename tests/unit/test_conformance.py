@@ -91,7 +91,7 @@ def test_weights_decay_as_those_of_the_trainer_but_for_norms_that_it_does_not_se
     assert (by_name != own) == (adapter.family in with_untold)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("num_stages", [pytest.param(1, marks=pytest.mark.more), 2])
 def test_packed_samples_have_the_gradients_of_hugging_face(family, expected, num_stages):
     _, adapter, samples = family
     # Not in the order in which Hugging Face's model had them.

@@ -101,6 +101,7 @@ def test_pieces_run_forward_and_backward_at_any_packing(tmp_path, name):
         )
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("name", TINY)
 def test_backward_reaches_the_piece_before(tmp_path, name):
     leaves = []
@@ -229,6 +230,7 @@ def test_the_head_says_whether_its_matrix_is_the_embeddings(tmp_path, name, is_t
     }
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("name", TINY)
 def test_all_parameters_are_in_a_piece(tmp_path, name):
     pieces, directory = tiny(tmp_path, name)
@@ -346,6 +348,7 @@ def test_segments_that_no_picture_has_are_refused(tmp_path):
         piece.prepare(nn.Identity(), [], WHOLE)
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("name", TINY)
 def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, name):
     lora = PieceSettings(CPU, torch.float32, lora_rank=3)
@@ -384,6 +387,7 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
     )
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("name", TINY)
 def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
     pieces, _ = tiny(tmp_path, name)

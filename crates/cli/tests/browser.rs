@@ -217,11 +217,9 @@ impl Browser {
     }
 
     fn scheme(&mut self, name: &str) {
-        // A page that still glides to where a link led would have its parts elsewhere when the mouse gets there.
-        let features = json!([
-            {"name": "prefers-color-scheme", "value": name},
-            {"name": "prefers-reduced-motion", "value": "reduce"}
-        ]);
+        // A page that glides to where a link led has its parts elsewhere when the mouse gets there.
+        let still = json!({"name": "prefers-reduced-motion", "value": "reduce"});
+        let features = json!([{"name": "prefers-color-scheme", "value": name}, still]);
         self.ask("Emulation.setEmulatedMedia", &json!({"features": features}));
     }
 
@@ -343,7 +341,6 @@ fn the_page_works_in_a_browser() {
     assert!(light.len() >= 4, "the timeline is drawn: {light:?}");
 
     the_cost_follows_its_numbers(&mut browser);
-
     // The slider, by keyboard; the reading follows.
     assert_eq!(browser.shown().0, 0);
     browser.value("document.getElementById('viewer-step').focus({preventScroll: true})");
@@ -493,8 +490,7 @@ fn a_watched_page_follows_its_run_in_a_browser() {
     browser.open(&url);
     assert_eq!(browser.shown().0, 9);
     fs::write(&trace, &whole).unwrap();
-    let begun = Instant::now();
-    let shown = "document.getElementById('viewer')?.dataset.step";
+    let (shown, begun) = ("document.getElementById('viewer')?.dataset.step", Instant::now());
     while browser.value_between_loads(shown) != Some("11".into()) {
         assert!(begun.elapsed() < PATIENCE, "the page does not follow");
         std::thread::sleep(Duration::from_millis(100));
