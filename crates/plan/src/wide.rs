@@ -220,6 +220,9 @@ pub(crate) fn recomputing(
 /// The modes of `every` that give a pipeline ever more room in memory, with the least recomputation for it: of the two
 /// components the one with less room recomputes more, until there is room for all the microbatches in flight that the order
 /// wants. All other modes recompute more and have no more room than one of these.
+///
+/// Beside them the modes of one component alone. Room is estimated: where a batch has less of it, a component that recomputes
+/// more than seemed to be needed may hold more microbatches, and the pipeline stands still less.
 fn chain(
     candidate: &Candidate,
     facts: &Facts,
@@ -247,10 +250,16 @@ fn chain(
             more && same
         };
         let next = every.iter().filter(is_more).min();
-        let Some(&next) = next.filter(|_| of_encoder.min(of_llm) < wanted) else { return modes };
+        let Some(&next) = next.filter(|_| of_encoder.min(of_llm) < wanted) else { break };
         modes.push(next);
         last = next;
     }
+    let plain = candidate.recompute;
+    let is_of_one = |pair: &&Recomputation| {
+        (pair.encoder == plain.encoder) != (pair.llm == plain.llm) && !modes.contains(pair)
+    };
+    let of_one: Vec<Recomputation> = every.iter().filter(is_of_one).copied().collect();
+    [modes, of_one].concat()
 }
 
 /// The cuts, rank orders and shardings of a pipeline that are worth a look. Cuts: the even one, and the one that makes the

@@ -10,6 +10,8 @@ mod explain;
 mod fewer_ranks;
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
+#[path = "../examples/mixes/mod.rs"]
+mod mixes;
 mod orders;
 mod properties;
 mod recompute;

@@ -1,9 +1,10 @@
 //! The search where the model profile has times of recomputation: each component may recompute by itself.
 
-use crate::{asked, fixture};
+use crate::{asked, fixture, mixes};
+use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_plan::{Outcome, SearchEffort, SearchInput, search};
 use dflop_step::batches::GlobalBatches;
-use dflop_types::{ModelProfile, RankedPlan, Recomputation, Recompute};
+use dflop_types::{MadeFrom, ModelProfile, RankedPlan, Recomputation, Recompute};
 
 fn searched(
     model_profile: &ModelProfile,
@@ -150,4 +151,37 @@ fn a_plan_that_never_recomputes_stands_once() {
     assert!(plans.len() > 1, "{plans:?}");
     assert!((1..plans.len()).all(|at| !plans[..at].contains(&plans[at])), "{plans:?}");
     assert!(ample.ranked.iter().all(|plan| plan.recompute.is_none()));
+}
+
+/// Seven LLM stages behind one encoder. By the estimate a part of the encoder's recomputation leaves room enough; with all of it
+/// the step is shorter, since more microbatches are held at a time. The search finds this mode without being asked for it.
+#[test]
+fn a_mode_of_one_component_is_found_without_being_asked_for() {
+    let model = catalogue_model("llava-onevision-qwen2-7b").unwrap();
+    let settings = EstimateSettings {
+        model: model.name.clone(),
+        dtype: "bfloat16".to_owned(),
+        made_from: MadeFrom::new(),
+        lora_rank: 0,
+    };
+    let profile =
+        estimate(&model.architecture().unwrap(), Hardware::named("h100").unwrap(), &settings).unwrap();
+    let shapes = mixes::shapes(include_str!("../../../fixtures/mixes/llava_onevision.csv")).unwrap();
+    let of = |modes: &str| {
+        let only = format!("colocated=false,encoder.dp=1,llm.pp=7{modes}").parse().unwrap();
+        let input = SearchInput {
+            cluster: fixture::cluster(8, Some(76_000_000_000)),
+            global_batch_size: 32,
+            num_microbatches: Some(32),
+            num_sampled_batches: 4,
+            seed: 0,
+            effort: SearchEffort::Quick,
+            only,
+            ..asked::input(&shapes, &profile, 8)
+        };
+        best(&search(&input).unwrap()).unwrap()
+    };
+    let (free, named) = (of(""), of(",encoder.recompute=full,llm.recompute=none"));
+    let ns = |plan: &RankedPlan| plan.prediction.step_ns_mean;
+    assert!(ns(&free) <= ns(&named) + ns(&named) / 100, "{} {}", free.in_words(), named.in_words());
 }
