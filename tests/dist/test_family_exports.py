@@ -16,7 +16,7 @@ from conformance import SETTINGS
 from demo_run import lines, request, run_training
 from family_run import LORA, SEED, FamilyRun, PlainLoop, trains
 from ranks import results
-from tiny_families import CONDITION, WITH_EXPERTS
+from tiny_families import CONDITION
 from toy_run import write_colocated, write_plan
 
 import dflop.runtime.trainer  # noqa: F401
@@ -77,6 +77,12 @@ IN_SUITE = [
     ("glm4v", "full", (1, 1, 2, 1, 2), "full"),
     ("qwen2_vl", "lora", (2, 3, 2, "colocated"), "selective"),
     ("qwen2_5_omni", "full", (1, 1, 1, 2, 2), "none"),
+    # Experts by their width: alone, with one for all and a layer without them, beside an MLP.
+    ("qwen3_vl_moe", "full", (1, 1, 1, 2, 2), "selective"),
+    ("qwen3_vl_moe", "lora", (2, 3, 2, "colocated"), "full"),
+    ("glm4v_moe", "full", (2, 3, 2, "colocated"), "selective"),
+    ("gemma4-experts", "full", (1, 1, 2, 1, 2), "full"),
+    ("gemma4-experts", "lora", (2, 0, 2, "colocated"), "selective"),
 ]
 """LLaVA-OneVision stands in `test_weights.py`."""
 
@@ -89,9 +95,9 @@ def others():
             case = (name, recipe, LAYOUTS[turn % len(LAYOUTS)], MODES[(turn + row) % len(MODES)])
             if case not in IN_SUITE:
                 yield pytest.param(*case, marks=pytest.mark.layouts)
-            # That tower has a norm over all heads, these layers have experts or linear attention: they are not cut.
+            # That tower has a norm over all heads, these layers have linear attention: they are not cut.
             tower_alone = (1, 1, 2, 2, 1) if turn % 2 else (1, 1, 1, 4, 1)
-            uncut = {"internvl-llama": TENSOR[2], **dict.fromkeys((*WITH_EXPERTS, "qwen3_5"), tower_alone)}
+            uncut = {"internvl-llama": TENSOR[2], **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), tower_alone)}
             shared = uncut.get(name, TENSOR[turn % len(TENSOR)])
             case = (name, recipe, shared, MODES[(turn + row + 1) % len(MODES)])
             if case not in IN_SUITE:

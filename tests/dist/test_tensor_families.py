@@ -10,7 +10,7 @@ import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from conformance import CPU, ON_RANKS, SETTINGS, write_model
 from test_conformance_ranks import Case, shared_out
-from tiny_families import CONDITION, WITH_EXPERTS
+from tiny_families import CONDITION
 from toy_run import write_colocated, write_plan
 
 from dflop import ProfileError
@@ -29,8 +29,8 @@ REFUSED = "internvl-llama"
 
 
 def llm_degree(name, degree):
-    """1 for experts and linear attention, which are not cut (`tests/unit/test_experts.py`, `tests/unit/test_pieces.py`)."""
-    return 1 if name in {*WITH_EXPERTS, *CONDITION} else degree
+    """1 for linear attention, which is not cut (`tests/unit/test_pieces.py`)."""
+    return 1 if name.startswith("qwen3_5") else degree
 
 
 @pytest.mark.some(3)

@@ -184,12 +184,23 @@ def test_layers_without_experts_are_those_of_the_mlp(tmp_path):
     assert stage.layers_in_order()[0].mlp.gate_proj.weight.shape == (48, 48)
 
 
-def test_layers_with_experts_are_not_cut(tmp_path):
+def test_a_rank_has_its_part_of_the_width_of_each_expert(tmp_path):
+    """Gates lie before all others in one parameter; a rank has the same columns of both. The router is whole."""
     adapter = load_adapter(write_model(tmp_path, NAME))
-    with pytest.raises(
-        ProfileError, match="`text_config.num_experts` is 6, and layers with experts"
-    ) as caught:
+    whole = adapter.build_llm_stage(0, 3, CPU, FLOAT, SEED)
+    for rank in range(2):
+        part = adapter.build_llm_stage(0, 3, CPU, FLOAT, SEED, tensor=TensorRank(2, rank))
+        for all_of, own_of in zip(whole.layers_in_order(), part.layers_in_order(), strict=True):
+            gates, others = all_of.mlp.experts.gate_up_proj.split(32, dim=1)
+            own = slice(16 * rank, 16 * (rank + 1))
+            expected = torch.cat([gates[:, own], others[:, own]], dim=1)
+            assert torch.equal(own_of.mlp.experts.gate_up_proj, expected)
+            assert torch.equal(own_of.mlp.experts.down_proj, all_of.mlp.experts.down_proj[:, :, own])
+            assert torch.equal(own_of.mlp.gate.weight, all_of.mlp.gate.weight)
+
+
+def test_a_width_of_experts_that_the_degree_does_not_divide_is_named(tmp_path):
+    adapter = load_adapter(changed(tmp_path, moe_intermediate_size=33))
+    message = "`text_config.moe_intermediate_size` is 33, must be a multiple of the tensor parallel degree 2"
+    with pytest.raises(ProfileError, match=message):
         adapter.build_llm_stage(0, 3, CPU, FLOAT, SEED, tensor=TensorRank(2, 0))
-    assert "pipeline stages" in caught.value.__notes__[0]
-    # Those of the encoder are.
-    adapter.build_encoder(CPU, FLOAT, SEED, tensor=TensorRank(2, 0))

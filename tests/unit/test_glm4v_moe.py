@@ -109,13 +109,17 @@ def test_biases_are_exported_as_they_were(tmp_path):
         assert torch.equal(ours[name], tensors[name])
 
 
-def test_layers_with_experts_are_not_cut_and_those_of_the_encoder_are(tmp_path):
+def test_layers_of_both_kinds_are_cut(tmp_path):
+    """The first has an MLP, 96 wide; the others experts and one for all, each 32 wide."""
     adapter = load_adapter(write_model(tmp_path, NAME))
-    with pytest.raises(
-        ProfileError, match="`text_config.n_routed_experts` is 6, and layers with experts"
-    ) as caught:
-        adapter.build_llm_stage(0, 3, CPU, FLOAT, SEED, tensor=TensorRank(2, 0))
-    assert "pipeline stages" in caught.value.__notes__[0]
+    stage = adapter.build_llm_stage(0, 3, CPU, FLOAT, SEED, tensor=TensorRank(2, 1))
+    shapes = {name: tuple(p.shape) for name, p in stage.named_parameters()}
+    layers = "model.language_model.layers"
+    assert shapes[f"{layers}.0.mlp.down_proj.weight"] == (48, 48)
+    assert shapes[f"{layers}.1.mlp.experts.gate_up_proj"] == (6, 32, 48)
+    assert shapes[f"{layers}.1.mlp.experts.down_proj"] == (6, 48, 16)
+    assert shapes[f"{layers}.1.mlp.shared_experts.down_proj.weight"] == (48, 16)
+    assert shapes[f"{layers}.1.mlp.gate.weight"] == (6, 48)
     half = adapter.build_encoder(CPU, FLOAT, SEED, tensor=TensorRank(2, 0))
     shapes = {name: tuple(p.shape) for name, p in half.named_parameters()}
     assert shapes["model.visual.blocks.0.mlp.gate_proj.weight"] == (24, 32)

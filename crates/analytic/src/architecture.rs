@@ -234,6 +234,11 @@ pub struct FullHeads {
 }
 
 impl Llm {
+    /// Whether a layer has an MLP: in place of experts, or beside them.
+    pub fn has_mlp(&self) -> bool {
+        self.experts.is_none_or(|experts| experts.num_dense_layers > 0 || experts.router == Router::Scaled)
+    }
+
     /// Parameters of the layers that a token does not read: those of the experts beside its own.
     pub const fn num_unread_parameters(&self) -> u64 {
         match self.experts {
@@ -334,15 +339,20 @@ impl Architecture {
         let sound = self.sound.as_ref().map(|(encoder, _)| encoder);
         let encoders = std::iter::once(&self.encoder).chain(sound);
         let encoders = encoders.map(|one| ("encoder", degrees[0], one.num_heads, one.mlp_width));
-        // Layers with experts are cut over no ranks, whatever their numbers: that is said elsewhere.
-        let mlp_width = if self.llm.experts.is_some() { 0 } else { self.llm.mlp_width };
-        let llm = ("LLM", degrees[1], self.llm.num_heads, mlp_width);
+        let llm =
+            ("LLM", degrees[1], self.llm.num_heads, if self.llm.has_mlp() { self.llm.mlp_width } else { 0 });
+        let expert_width = self.llm.experts.map_or(0, |experts| experts.width);
         for (component, degree, num_heads, mlp_width) in encoders.chain([llm]) {
             let degree = u64::from(degree.unwrap_or(1)).max(1);
-            for (what, count) in [("attention heads", num_heads), ("columns in its MLP", mlp_width)] {
+            let expert_width = if component == "LLM" { expert_width } else { 0 };
+            let counts = [
+                ("attention heads", num_heads),
+                ("columns in its MLP", mlp_width),
+                ("columns in each of its experts", expert_width),
+            ];
+            for (what, count) in counts {
                 if !count.is_multiple_of(degree) {
-                    let divides =
-                        |one: &u64| num_heads.is_multiple_of(*one) && mlp_width.is_multiple_of(*one);
+                    let divides = |one: &u64| counts.iter().all(|(_, count)| count.is_multiple_of(*one));
                     let near = (1..degree.min(num_heads + 1)).rev().find(divides).unwrap_or(1);
                     return Err(AnalyticError::Undivided { component, what, count, degree, near });
                 }

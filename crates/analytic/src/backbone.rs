@@ -214,19 +214,20 @@ impl Experts {
         let shared = self.shared(width);
         let (routing, own) = self.routing_and_own(width);
         let (first, last) = if self.has_shared_gate { (shared, Vec::new()) } else { (Vec::new(), shared) };
-        [first, routing, own, last].concat()
+        // Rows are gathered before the router, and results are summed behind all experts.
+        within_cut([first, routing, own, last].concat())
     }
 
     /// Who goes where; and what the experts do.
     fn routing_and_own(self, width: u64) -> (Vec<Operation>, Vec<Operation>) {
         let copies = Rows { factor: self.per_token, ..Rows::EACH };
-        let joint_of =
-            |inputs, outputs, num_experts, keeps| match matrix(inputs, outputs, 0, keeps, Cut::Whole) {
-                // Not linear maps of PyTorch, whose backward alone is split.
-                Kind::Product(product) => Kind::Product(Product { num_experts, is_split: false, ..product }),
-                other => other,
-            };
-        let joint = |inputs, outputs, num_experts| joint_of(inputs, outputs, num_experts, true);
+        let joint_of = |inputs, outputs, num_experts, keeps, cut| match matrix(inputs, outputs, 0, keeps, cut)
+        {
+            // Not linear maps of PyTorch, whose backward alone is split.
+            Kind::Product(product) => Kind::Product(Product { num_experts, is_split: false, ..product }),
+            other => other,
+        };
+        let joint = |inputs, outputs, cut| joint_of(inputs, outputs, self.count, true, cut);
         let of_copies = |kind| Operation { rows: copies, kind };
         let (is_sigmoid, is_scaled) = (self.router == Router::Sigmoid, self.router == Router::Scaled);
         // A float32 value is two moves, as those are counted from bfloat16.
@@ -235,7 +236,7 @@ impl Experts {
             // What it reads is kept once, here or by the expert that all rows read; a copy in float32 with the routing.
             Operation {
                 rows: Rows::EACH,
-                kind: joint_of(width, self.count, 1, self.shared_width == 0 && !is_sigmoid),
+                kind: joint_of(width, self.count, 1, self.shared_width == 0 && !is_sigmoid, Cut::Whole),
             },
             Operation {
                 rows: Rows::EACH,
@@ -251,16 +252,16 @@ impl Experts {
         let own = vec![
             // Rows to their experts.
             of_copies(pass(width, 2, 3, 0, 1, 5)),
-            of_copies(joint(width, 2 * self.width, self.count)),
+            of_copies(joint(width, 2 * self.width, Cut::Outputs)),
             // As of a gated MLP, whose two first products are one here: their gradients are put side by side.
-            of_copies(pass(self.width, 5, 13, 3, 2, 4)),
-            of_copies(joint(self.width, width, self.count)),
+            of_copies(cut_pass(pass(self.width, 5, 13, 3, 2, 4))),
+            of_copies(joint(self.width, width, Cut::Inputs)),
             // Times the expert's share, back to the order of tokens, their sum: in float32 where the share is.
             of_copies(pass(width, 2 + one, 6 + 2 * one, 1, 1, 3)),
             of_copies(pass(width, 2 + 2 * one, 3 + 3 * one, 0, 3, 5)),
             of_copies(pass(width, 1 + one, 0, 0, 1, 0)),
         ];
-        (routing, own)
+        (routing, within_cut(own))
     }
 
     /// The expert that every token reads, its gate where it has one, and the sum with what the others give.
@@ -281,6 +282,14 @@ impl Experts {
         ]);
         each(kinds)
     }
+}
+
+/// The same steps, run where each rank has all rows.
+fn within_cut(mut operations: Vec<Operation>) -> Vec<Operation> {
+    for operation in &mut operations {
+        operation.rows.is_within_cut = true;
+    }
+    operations
 }
 
 /// The same pass, whose forward also keeps this many float32 values for each of its own.

@@ -67,7 +67,7 @@ pub enum AnalyticError {
         count: u64,
         /// The degree.
         degree: u64,
-        /// The greatest smaller degree that divides heads and columns.
+        /// The greatest smaller degree that divides heads and all columns.
         near: u64,
     },
     /// No module of that name.
@@ -86,7 +86,7 @@ impl Hint for AnalyticError {
             Self::UnknownModel { near, .. } => Some(format!("`dflop models` lists them, as {near}")),
             Self::UnknownHardware { .. } => Some("`dflop models` lists the table".to_owned()),
             Self::Undivided { near, .. } => Some(format!(
-                "take a degree that divides attention heads and MLP: of the smaller ones the greatest is {near}"
+                "take a degree that divides attention heads and widths: of the smaller ones the greatest is {near}"
             )),
             Self::Config { .. } | Self::UnknownFamily { .. } => {
                 Some("measure it on a device: `dflop profile model` without `--estimate`".to_owned())

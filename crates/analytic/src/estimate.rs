@@ -1,6 +1,6 @@
 //! A whole model profile that nobody measured: its modules timed by the roofline, its links from the table of hardware.
 
-use crate::architecture::{Architecture, DENSE_LAYER, LINEAR_LAYER, SLIDING_LAYER};
+use crate::architecture::{Architecture, DENSE_LAYER, LINEAR_LAYER, LLM_LAYERS, SLIDING_LAYER};
 use crate::error::AnalyticError;
 use crate::gpt::Gpt;
 use crate::hardware::Hardware;
@@ -53,13 +53,15 @@ pub fn estimate(
     // Nor are two encoders, as one plan of cuts holds for all layers of an encoder.
     let is_whole = |module: &Module| match module.name {
         "llm_layer" => architecture.llm.linear.is_some(),
-        // Counted as layers with experts, which are not cut.
-        DENSE_LAYER => true,
         name => architecture.sound.is_some() && ModelProfile::is_of_encoder(name),
     };
     let cut = |degree: u32| {
+        let of = |module: &Module| module.cut(u64::from(degree));
+        // Layers of several kinds are cut if those of each kind can be.
+        let is_of_llm = |module: &Module| LLM_LAYERS.contains(&module.name);
+        let are_divided = modules.iter().filter(|module| is_of_llm(module)).all(|one| of(one).is_some());
         let modules = modules.iter().filter(|module| !is_whole(module) && module.name != LINEAR_LAYER);
-        modules.filter_map(|module| module.cut(u64::from(degree))).collect()
+        modules.filter(|module| are_divided || !is_of_llm(module)).filter_map(of).collect()
     };
     let parts = Parts {
         family: &architecture.family,

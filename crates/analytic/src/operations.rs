@@ -16,11 +16,14 @@ pub struct Rows {
     pub merged: u64,
     /// Ranks that share the rows of all segments, the last of them with less; 1: each rank works on all.
     pub ranks: u64,
+    /// Whether it runs where each rank has all rows, though it is whole: a router, and copies of rows for experts, between
+    /// where rows are gathered and where results are summed.
+    pub is_within_cut: bool,
 }
 
 impl Rows {
     /// One row a token.
-    pub const EACH: Self = Self { dropped: 0, factor: 1, merged: 1, ranks: 1 };
+    pub const EACH: Self = Self { dropped: 0, factor: 1, merged: 1, ranks: 1, is_within_cut: false };
 
     /// Rows of segments of these tokens.
     pub fn of(self, segments: &[u64]) -> u64 {
@@ -410,11 +413,16 @@ impl Operation {
     pub(super) fn cut_rows(&self, degree: u64) -> Option<Self> {
         let own = self.cut(degree)?;
         let shared = Rows { ranks: degree, ..own.rows };
+        let is_between = !own.rows.is_within_cut;
         Some(match own.kind {
             // A norm over single heads works on all rows of its own heads.
             Kind::Norm(..) if own.rows.factor == self.rows.factor => Self { rows: shared, ..own },
-            Kind::Pass(pass) if !pass.is_cut => Self { rows: shared, ..own },
-            Kind::Product(product) if product.cut == Cut::Outputs => {
+            Kind::Pass(pass) if !pass.is_cut && is_between => Self { rows: shared, ..own },
+            // The router of experts that stand beside an MLP.
+            Kind::Routing { .. } if is_between => Self { rows: shared, ..own },
+            Kind::Product(product) if product.cut == Cut::Whole && is_between => Self { rows: shared, ..own },
+            // Experts read copies of rows, which each rank keeps.
+            Kind::Product(product) if product.cut != Cut::Inputs && product.num_experts == 1 => {
                 Self { kind: Kind::Product(Product { keepers: degree, ..product }), ..own }
             }
             _ => own,
@@ -429,8 +437,6 @@ impl Operation {
             return Some(Self { rows: Rows { factor: part(self.rows.factor)?, ..self.rows }, ..*self });
         }
         let kind = match self.kind {
-            // Layers with experts are not cut (`python/dflop/models/backbone.py`).
-            Kind::Product(product) if product.num_experts > 1 => return None,
             Kind::Product(product) => Kind::Product(match product.cut {
                 Cut::Whole => product,
                 Cut::Outputs => Product {

@@ -11,6 +11,8 @@ use dflop_cost::{CostModel, CostSettings};
 use dflop_types::{Artifact, LinkSpan, MadeFrom, MicrobatchShape, ModelProfile, Recipe, Recompute};
 use serde_json::{Value, json};
 
+mod experts;
+
 /// Two tokens a side, all widths below ten.
 fn tiny() -> Value {
     json!({
@@ -307,57 +309,22 @@ fn a_first_layer_without_experts_counts_as_one_with_them() {
     let layer = &profile.modules["llm_layer"];
     assert_eq!((layer.count, layer.num_parameters), (46, of("llm_layer").num_parameters()));
     assert!(!profile.modules.contains_key(DENSE_LAYER));
-    // Its layers are not cut.
-    let is_layer = |name: &String| name.starts_with("llm_") && name.ends_with("layer");
-    assert!(!profile.variants.iter().any(|one| one.modules.keys().any(is_layer)));
+    // Cut too, it is one more of the others.
+    for (degree, variant) in experts::cut_layers(&profile) {
+        assert!(!variant.contains_key(DENSE_LAYER));
+        // A part of attention and of all widths; a head of keys and values at least, and the whole router and norms.
+        let few = 128 * 8_u64.max(degree) / degree;
+        let outside = 2 * 4_096 * 12_288 / degree + 12_288 / degree + 2 * (4_096 + 1) * few + 2 * 4_096;
+        let layer = &variant["llm_layer"];
+        assert_eq!(
+            (layer.count, layer.num_parameters),
+            (46, outside + 129 * 3 * 4_096 * 1_408 / degree + 128 * 4_096)
+        );
+    }
     // Of 108 billion parameters a token reads 14, those of encoder, embedding and head among them.
     let read = architecture.num_parameters() - architecture.llm.num_unread_parameters();
     assert_eq!(architecture.llm.num_unread_parameters(), 45 * 120 * 3 * 4_096 * 1_408);
     assert_eq!(read / 1_000_000_000, 14);
-}
-
-/// Time follows the experts that a token reads, memory all of them; few rows an expert are slower than their operations say.
-#[test]
-fn experts_cost_time_by_what_is_read_and_memory_by_what_is_held() {
-    let estimated = |name: &str| profile(name, "h100", "bfloat16").modules["llm_layer"].clone();
-    let layer = estimated("qwen3-vl-30b-a3b");
-    // 128 experts of 3 x 2,048 x 768, the router, attention with 32 and 4 heads of 128, norms.
-    let outside = 2 * 2_048 * 4_096 + 2 * 2_048 * 512 + 2 * 2_048 + 2 * 128;
-    assert_eq!(layer.num_parameters, 128 * 3 * 2_048 * 768 + 128 * 2_048 + outside);
-    assert_eq!(layer.parameter_bytes, 2 * layer.num_parameters);
-    // 120 of 128 experts, in 48 layers.
-    let llm = catalogue_model("qwen3-vl-30b-a3b").unwrap().architecture().unwrap().llm;
-    assert_eq!(llm.num_unread_parameters(), 48 * 120 * 3 * 2_048 * 768);
-    let at = |layer: &dflop_types::ModuleProfile, size: u64| {
-        *layer.linear.points.iter().find(|point| point.size == size).unwrap()
-    };
-    // A dense layer as large as what a token reads, 8 experts as one MLP, takes less time; one as large as all, more.
-    let mut dense = catalogue_model("qwen3-vl-30b-a3b").unwrap().architecture().unwrap();
-    let mut of_width = |width: u64| {
-        dense.llm.experts = None;
-        dense.llm.mlp_width = width;
-        let settings = EstimateSettings {
-            model: String::new(),
-            dtype: "bfloat16".to_owned(),
-            made_from: MadeFrom::new(),
-            lora_rank: 0,
-        };
-        estimate(&dense, Hardware::named("h100").unwrap(), &settings).unwrap().modules["llm_layer"].clone()
-    };
-    let (read, all) = (of_width(8 * 768), of_width(128 * 768));
-    for size in [16_384, 65_536] {
-        let [layer, read, all] = [&layer, &read, &all].map(|layer| at(layer, size));
-        assert!(read.forward_ns < layer.forward_ns && layer.forward_ns < all.forward_ns, "{size}");
-    }
-    // Four times the rows of an expert: less than four times the time where tiles are hardly filled, about that where they are.
-    let growth = |few: u64| at(&layer, 4 * few).forward_ns as f64 / at(&layer, few).forward_ns as f64;
-    assert!(growth(256) < 2.5 && growth(32_768) > 3.5, "{} {}", growth(256), growth(32_768));
-    // The backward of experts is not split: W has the products of attention alone, which are a small part.
-    let point = at(&layer, 8_192);
-    assert!(2 * point.weight_ns < point.input_ns, "{point:?}");
-    let split = point.split.unwrap();
-    assert_eq!(split.queued_bytes, 2 * point.size * (2_048 + 4_096 + 4_096 + 2 * 512 + 2_048));
-    assert_eq!(split.weight_workspace_bytes, 2 * 2_048 * 4_096);
 }
 
 #[test]

@@ -73,7 +73,8 @@ impl<'a> Choice<'a> {
     /// is counted as half of one. The backward gathers the inputs of weights that train once more, and what leaves the
     /// embedding.
     ///
-    /// *Not modelled*: the all-gather before the head, whose bytes are those of all tokens and not of the label tokens.
+    /// *Not modelled*: the all-gather before the head, whose bytes are those of all tokens and not of the label tokens; the third
+    /// sum of a layer whose experts stand beside an MLP (Gemma 4), where layers were not measured with their collectives.
     ///
     /// *References*: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3; Korthikanti et al., arXiv 2205.05198,
     /// section 4.2.

@@ -180,7 +180,7 @@ impl Hint for CostError {
                 let part = if *module == "llm_layer" { "LLM" } else { "encoder" };
                 format!(
                     "take another tensor parallel degree of the {part}, such as 1: it must divide the heads of queries and \
-                     the widths, and layers with experts or linear attention are never cut, nor are two encoders"
+                     the widths, and layers with linear attention are never cut, nor are two encoders"
                 )
             }
             _ => "measure again with `dflop profile model`".to_owned(),

@@ -13,6 +13,7 @@ and the names of parameters are Hugging Face's.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -23,10 +24,9 @@ from dflop.models.experts import (
     BESIDE_MLP,
     WITH_EXPERTS,
     expert_rules,
-    experts_field,
-    experts_path,
     has_experts,
-    num_experts,
+    layers_with_experts,
+    with_experts,
 )
 from dflop.models.layer_kinds import (
     FULL,
@@ -115,48 +115,63 @@ def norms_of_heads(text: Any) -> tuple[str, ...]:
     return ("self_attn.q_norm", "self_attn.k_norm") if has_them else ()
 
 
-def layer_plan(text: Any, kind: str | None = None) -> LayerPlan:
+def layer_plan(text: Any, kind: str | None = None, is_dense: bool = False) -> LayerPlan:
     """How tensor parallelism cuts a decoder layer.
 
     Args:
         text: configuration of the backbone.
         kind: of the layer, where each kind has heads of its own.
+        is_dense: whether the layer is one of the first, which have no experts.
 
     Returns:
-        The plan. One for layers with experts or linear attention refuses every degree but 1, with an error
-        that names the field.
+        The plan. One for layers with linear attention refuses every degree but 1, with an error that names
+        the field.
     """
     if any(linear_layers(text)):
         field = "text_config.linear_num_value_heads"
         heads = Uncut("linear_attn", field, text.linear_num_value_heads, what="linear attention")
         return LayerPlan(cuts=(heads,), entries=())
-    if has_experts(text):
-        uncut = Uncut(experts_path(text), f"text_config.{experts_field(text)}", num_experts(text))
-        return LayerPlan(cuts=(uncut,), entries=())
     heads = ("text_config.num_attention_heads", text.num_attention_heads)
     has_own = text.model_type in WITH_HEADS_OF_KINDS and kind == FULL and text.attention_k_eq_v
     few = (f"text_config.num_{'global_' if has_own else ''}key_value_heads", heads_of(text, kind)[0])
-    width = ("text_config.intermediate_size", text.intermediate_size)
     has_after = text.model_type in WITH_NORMS_AFTER
-    # One map for both is cut in each of its halves.
-    first = (("gate_up_proj", 2),) if has_after else (("gate_proj", 1), ("up_proj", 1))
     after = ("post_self_attn_layernorm", "post_mlp_layernorm") if has_after else ()
     if text.model_type in WITH_WINDOWS:
         # Those around the MLP; the one behind attention has the name that others' has before the MLP.
         after = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-    return LayerPlan(
+    attention = LayerPlan(
         cuts=(
             Cut("self_attn.q_proj", *heads),
             Cut("self_attn.k_proj", *few, may_repeat=True),
             # Where keys are values too, there is no map for values.
             *(() if has_own else (Cut("self_attn.v_proj", *few, may_repeat=True),)),
             Cut("self_attn.o_proj", *heads, by_input=True),
-            *(Cut(f"mlp.{name}", *width, num_blocks=blocks) for name, blocks in first),
-            Cut("mlp.down_proj", *width, by_input=True),
         ),
         entries=("self_attn", "mlp"),
         # Norms over single heads run on a rank's own heads: they too have only a summand of their gradients.
         between=("input_layernorm", "post_attention_layernorm", *after, *norms_of_heads(text)),
+    )
+    if has_experts(text) and not is_dense:
+        return with_experts(text, attention, mlp_cuts(text))
+    return dataclasses.replace(attention, cuts=(*attention.cuts, *mlp_cuts(text)))
+
+
+def mlp_cuts(text: Any) -> tuple[Cut, ...]:
+    """How tensor parallelism cuts the MLP of a decoder layer.
+
+    Args:
+        text: configuration of the backbone.
+
+    Returns:
+        A cut of each of its maps.
+    """
+    width = ("text_config.intermediate_size", text.intermediate_size)
+    # One map for both is cut in each of its halves.
+    is_joined = text.model_type in WITH_NORMS_AFTER
+    first = (("gate_up_proj", 2),) if is_joined else (("gate_proj", 1), ("up_proj", 1))
+    return (
+        *(Cut(f"mlp.{name}", *width, num_blocks=blocks) for name, blocks in first),
+        Cut("mlp.down_proj", *width, by_input=True),
     )
 
 
@@ -205,6 +220,9 @@ class LlmStage(nn.Module):
         kinds = kinds_of_layers(source.config)
         self.kinds: list[str | None] = [None if kinds is None else kinds[index] for index in layers]
         """Of its layers in order, where there are several kinds."""
+        have = layers_with_experts(source.config) if has_experts(source.config) else None
+        self.are_dense = [have is not None and not have[index] for index in layers]
+        """Of its layers in order: whether a layer has no experts though others have."""
         self.windows = {kind: window_of(source.config, kind) for kind in self.kinds if kind is not None}
         self.whole_in = {w for kind, w in self.windows.items() if sees_pictures_whole(source.config, kind)}
         """Windows of those of its layers that see pictures whole."""
@@ -215,18 +233,18 @@ class LlmStage(nn.Module):
             self.lm_head = cast("Any", whole).lm_head
             cap_logits(self.lm_head, getattr(source.config, "final_logit_softcapping", None))
 
-    def cut(self, plan_of: Callable[[str | None], LayerPlan], tensor: TensorRank) -> None:
+    def cut(self, plan_of: Callable[[str | None, bool], LayerPlan], tensor: TensorRank) -> None:
         """Reduces its layers, and its embedding and head if it has them, to the part of one rank.
 
         Args:
-            plan_of: how a layer of a kind is cut.
+            plan_of: how a layer is cut, by its kind and whether it has no experts though others have.
             tensor: whose part.
 
         Raises:
             ProfileError: heads, widths or the vocabulary cannot be dealt out; the message names the field.
         """
-        for kind, layer in zip(self.kinds, self.layers_in_order(), strict=True):
-            cut_layer(layer, plan_of(kind), tensor.degree, tensor.rank)
+        for kind, is_dense, layer in zip(self.kinds, self.are_dense, self.layers_in_order(), strict=True):
+            cut_layer(layer, plan_of(kind, is_dense), tensor.degree, tensor.rank)
         stage = backbone_of(self)
         ends = [stage.embed_tokens] if hasattr(stage, "embed_tokens") else []
         ends += [self.lm_head] if self.is_last else []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from dflop.models.rules import Rule
+from dflop.models.tensor import Cut, LayerPlan
 
 WITH_DENSE_FIRST = ("glm4v_moe_text",)
 """`model_type` of the backbones whose first layers have an MLP, all others experts."""
@@ -18,18 +20,55 @@ WITH_EXPERTS = (
 """`model_type` of the backbones whose layers have experts in place of the MLP."""
 BESIDE_MLP = ("gemma4_text",)
 """`model_type` of the backbones whose layers may have experts beside the MLP (`enable_moe_block`)."""
+_NORMS_BESIDE = (
+    "post_feedforward_layernorm_1",
+    "pre_feedforward_layernorm_2",
+    "post_feedforward_layernorm_2",
+)
+"""Norms of such layers: behind the MLP, before the experts, behind them."""
 
 
-def experts_path(text: Any) -> str:
-    """Where the experts are in a layer.
+def with_experts(text: Any, layer: LayerPlan, mlp: tuple[Cut, ...]) -> LayerPlan:
+    """How tensor parallelism cuts a layer with experts: each expert's width is dealt out, as an MLP's is.
+
+    A rank has a part of every expert and the whole router. All ranks choose the same experts, as they read
+    the same rows; each has a summand of what the experts give.
 
     Args:
         text: configuration of a backbone with experts.
+        layer: how attention and norms are cut.
+        mlp: how an MLP beside experts is cut.
 
     Returns:
-        Path of the module.
+        The plan.
     """
-    return "experts" if text.model_type in BESIDE_MLP else "mlp.experts"
+    width = ("text_config.moe_intermediate_size", text.moe_intermediate_size)
+
+    def experts(path: str) -> tuple[Cut, Cut]:
+        # Gates lie before all others in one parameter, and each half is cut.
+        first = Cut(path, *width, num_blocks=2, kind="gate_up_proj")
+        return first, Cut(path, *width, by_input=True, kind="down_proj")
+
+    if text.model_type in BESIDE_MLP:
+        # Norms and router stand before the rows are gathered.
+        return dataclasses.replace(
+            layer,
+            cuts=(*layer.cuts, *mlp, *experts("experts")),
+            entries=(*layer.entries, "experts"),
+            between=(*layer.between, *_NORMS_BESIDE, "router", "router.proj"),
+        )
+    shared = ()
+    if text.model_type in WITH_DENSE_FIRST:
+        wide = (width[0], text.moe_intermediate_size * text.n_shared_experts)
+        names = (("gate_proj", False), ("up_proj", False), ("down_proj", True))
+        shared = tuple(Cut(f"mlp.shared_experts.{name}", *wide, by_input=by) for name, by in names)
+    return dataclasses.replace(
+        layer,
+        cuts=(*layer.cuts, *experts("mlp.experts"), *shared),
+        # Experts, and what all tokens read, are summed once.
+        exits=("mlp",),
+        partial=("mlp.gate",),
+    )
 
 
 def experts_field(text: Any) -> str:

@@ -197,16 +197,17 @@ class FamilyAdapter(ABC):
         del layer
         return self.encoder_plan()
 
-    def llm_plan(self, kind: str | None = None) -> LayerPlan:
+    def llm_plan(self, kind: str | None = None, is_dense: bool = False) -> LayerPlan:
         """How tensor parallelism cuts a layer of the backbone.
 
         Args:
             kind: of the layer, where there are several.
+            is_dense: whether it has no experts though others have.
 
         Returns:
             The plan.
         """
-        return layer_plan(self.text, kind)
+        return layer_plan(self.text, kind, is_dense)
 
     def cut_rules(self) -> list[Rule]:
         """What else the configuration must be so that tensor parallelism can cut the encoder's layers."""

@@ -30,7 +30,7 @@ from torch import nn
 from dflop.models.recompute import is_keeping, is_replaying, recomputes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from dflop.models.sums import Sums
 
@@ -79,25 +79,27 @@ def all_rows(own_RD: torch.Tensor, num_rows: int, sums: Sums) -> torch.Tensor:
     return own_RD if num_rows == 0 else _AllRows.apply(own_RD, num_rows, sums)
 
 
-def share_rows(layer: nn.Module, entries: Sequence[str], cuts: Mapping[str, bool], sums: Sums) -> None:
+def share_rows(
+    layer: nn.Module, entries: Sequence[str], readers: Sequence[str], exits: Sequence[str], sums: Sums
+) -> None:
     """Makes a cut layer take this rank's rows and give this rank's rows, by hooks.
 
     Args:
         layer: as `cut_layer` left it; changed in place. It is called with `position_embeddings` of all rows.
         entries: modules that read all rows, attention first.
-        cuts: for each cut map, by its path: true where its inputs are cut, false where its outputs are.
+        readers: modules whose backward needs rows that an entry gathered; none is inside another.
+        exits: modules whose results are summands.
         sums: over the ranks.
     """
     shared = _SharedRows(sums)
     for path in entries:
         layer.get_submodule(path).register_forward_pre_hook(shared.enter, with_kwargs=True)
-    for path, is_by_input in cuts.items():
-        module = layer.get_submodule(path)
-        if is_by_input:
-            module.register_forward_hook(shared.leave)
-        else:
-            module.register_forward_pre_hook(shared.watch)
-            module.register_forward_hook(shared.unwatch, always_call=True)
+    # In this order, as one module may be all three.
+    for path in readers:
+        layer.get_submodule(path).register_forward_pre_hook(shared.watch)
+        layer.get_submodule(path).register_forward_hook(shared.unwatch, always_call=True)
+    for path in exits:
+        layer.get_submodule(path).register_forward_hook(shared.leave)
 
 
 def _padded(whole_TD: torch.Tensor, degree: int) -> torch.Tensor:
@@ -229,6 +231,9 @@ class _SharedRows:
         if "position_embeddings" in kwargs:
             self._num_rows = kwargs["position_embeddings"][0].shape[-2]
         own_1RD: torch.Tensor = args[0] if args else kwargs["hidden_states"]
+        if own_1RD.dim() == 2:
+            # Experts beside an MLP: rows, and what the router gave for each. Nothing of them is kept.
+            return tuple(self._all_of(own_R) for own_R in args), kwargs
         # Layers that recompute keep nothing of this: their backward runs this forward again.
         is_kept = torch.is_grad_enabled() and not recomputes()
         whole_1TD: torch.Tensor = _Gather.apply(own_1RD, self._num_rows, self._sums, is_kept)
@@ -236,6 +241,9 @@ class _SharedRows:
         if args:
             return (whole_1TD, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": whole_1TD}
+
+    def _all_of(self, own_R: torch.Tensor) -> torch.Tensor:
+        return _Gather.apply(own_R[None], self._num_rows, self._sums, False)[0]
 
     def watch(self, _: nn.Module, __: tuple[Any, ...]) -> None:
         """Before a map that reads gathered rows: from here on, what autograd keeps goes through `pack`."""
@@ -250,7 +258,9 @@ class _SharedRows:
             self._watching = None
 
     def leave(self, module: nn.Module, _: tuple[Any, ...], summand_1TD: torch.Tensor) -> torch.Tensor:
-        """After a map whose inputs are cut: gives this rank's rows of the sum over the ranks."""
+        """After a module that gives a summand: gives this rank's rows of the sum over the ranks."""
         # No longer needed here: the autograd graph holds it.
         self._gathered = None
+        if summand_1TD.dim() == 2:
+            return _Scatter.apply(summand_1TD[None], self._sums, False)[0]
         return _Scatter.apply(summand_1TD, self._sums, isinstance(module, nn.Linear))

@@ -2,6 +2,7 @@
 
     x --(entry)--> q, k, v of own heads --> attention --> output projection of own heads --(sum)--> y
     x --(entry)--> own rows of the MLP's first maps --> own columns of its last --(sum)--> y
+    x --(entry)--> whole router --> own part of each expert's width --> shares' sum --(sum)--> y
 
 A cut layer by itself gives only one summand of the result. `add_collectives` makes the ranks sum: by an
 all-reduce at each (sum) in the forward, and one at each (entry) in the backward. Norms and residuals between
@@ -82,10 +83,10 @@ def slices_of(piece: nn.Module) -> dict[str, Slice]:
 
 @dataclass(frozen=True)
 class Cut:
-    """How one linear map is cut."""
+    """How one linear map is cut, or the maps of all experts, which are one parameter."""
 
     path: str
-    """Path of the `nn.Linear` inside its layer."""
+    """Path inside the layer: of the `nn.Linear`, or of the module that has the experts."""
     field: str
     """Field of the configuration that says how many parts there are; errors name it."""
     num_parts: int
@@ -96,6 +97,8 @@ class Cut:
     """How many maps this one joins, one after the other: 3 where it gives queries, keys and values."""
     may_repeat: bool = False
     """Whether several ranks may hold the same part: heads of keys and values, if fewer than ranks."""
+    kind: str = "weight"
+    """Name of the parameter in its module. Its last two dimensions are outputs and inputs of the map."""
 
     def of_rank(self, degree: int, rank: int) -> range:
         """The parts of one rank.
@@ -124,9 +127,9 @@ class Cut:
 
 @dataclass(frozen=True)
 class Uncut(Cut):
-    """What tensor parallelism does not cut, so that each rank has it whole: experts, linear attention."""
+    """What tensor parallelism does not cut, so that each rank has it whole: linear attention."""
 
-    what: str = "experts"
+    what: str = ""
     """Its name in the error."""
 
     def of_rank(self, degree: int, rank: int) -> NoReturn:
@@ -162,7 +165,24 @@ class LayerPlan:
     """Modules between the cut maps (norms), if each rank has only a part of the rows there (sequence
     parallelism). Then each rank has a summand of their gradients. Empty: all ranks have all rows."""
     partial: tuple[str, ...] = ()
-    """Modules that run on a rank's own heads alone, so that each rank has a summand of their gradients."""
+    """Whole modules whose results meet a rank's own part alone, so that each rank has a summand of their
+    gradients: norms over own heads, routers between entry and sum."""
+    exits: tuple[str, ...] = ()
+    """Modules around several cut maps whose inputs are cut: the ranks sum what such a module gives, once, and
+    not what each of its maps gives. Each is an entry, too."""
+
+    def sums_at(self) -> tuple[str, ...]:
+        """Paths of the modules whose results are summands, which the ranks sum."""
+        inner = tuple(f"{path}." for path in self.exits)
+        maps = (cut.path for cut in self.cuts if cut.by_input and not cut.path.startswith(inner))
+        return (*maps, *self.exits)
+
+    def reads_at(self) -> tuple[str, ...]:
+        """Paths of the modules that read what an entry gives: cut maps, and what the ranks sum as a whole."""
+        inner = tuple(f"{path}." for path in self.exits)
+        maps = (cut for cut in self.cuts if not cut.by_input and not cut.path.startswith(inner))
+        # Experts beside an MLP copy the rows that they read, so nothing of these is kept.
+        return (*(cut.path for cut in maps if cut.kind == "weight"), *self.exits)
 
 
 def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tuple[int, int]:
@@ -191,7 +211,7 @@ def take_slice(module: nn.Module, kind: str, part: Slice) -> None:
 
     Args:
         module: changed in place.
-        kind: `weight` or `bias`.
+        kind: name of the parameter, such as `weight` or `bias`.
         part: what is left.
     """
     whole = module.get_parameter(kind)
@@ -220,8 +240,13 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
         return
     chosen = [(cut, cut.of_rank(degree, rank)) for cut in plan.cuts]
     for cut, parts in chosen:
-        linear = cast("nn.Linear", layer.get_submodule(cut.path))
-        take_slice(linear, "weight", _slice(linear.weight, int(cut.by_input), cut, parts))
+        owner = layer.get_submodule(cut.path)
+        whole = owner.get_parameter(cut.kind)
+        take_slice(owner, cut.kind, _slice(whole, whole.dim() - 2 + int(cut.by_input), cut, parts))
+        if not isinstance(owner, nn.Linear):
+            # Experts: their code reads the width from the parameters, and they have no biases.
+            continue
+        linear = owner
         linear.out_features, linear.in_features = linear.weight.shape
         if linear.bias is not None and not cut.by_input:
             take_slice(linear, "bias", _slice(linear.bias, 0, cut, parts))
@@ -361,13 +386,12 @@ def add_collectives(module: nn.Module, sums: Sums) -> int:
     layers = list(_cut_layers(module))
     for layer, plan in layers:
         if plan.between:
-            share_rows(layer, plan.entries, {cut.path: cut.by_input for cut in plan.cuts}, sums)
+            share_rows(layer, plan.entries, plan.reads_at(), plan.sums_at(), sums)
             continue
         for path in plan.entries:
             layer.get_submodule(path).register_forward_pre_hook(_enter_hook(sums), with_kwargs=True)
-        for cut in plan.cuts:
-            if cut.by_input:
-                layer.get_submodule(cut.path).register_forward_hook(_sum_hook(sums))
+        for path in plan.sums_at():
+            layer.get_submodule(path).register_forward_hook(_sum_hook(sums))
     return len(layers)
 
 

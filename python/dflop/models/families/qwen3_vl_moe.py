@@ -3,7 +3,7 @@
     hidden_TD --router--> K experts of each row --> their results, weighted --> hidden_TD
 
 Each row finds its experts by its own values. So packing, microbatches and layouts do not change them. Every
-rank has all experts of its layers.
+rank has all experts of its layers; ranks that share layers have each a part of every expert's width.
 """
 
 from __future__ import annotations
