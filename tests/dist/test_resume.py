@@ -148,6 +148,10 @@ def test_a_run_goes_on_bit_by_bit(demo, whole, tmp_path):
     assert set(ends[0]) == set(ends[1])
     for name, tensor in ends[0].items():
         assert torch.equal(tensor, ends[1][name]), name
+    # Asked for again, there is nothing to do, and the run says so.
+    again = run(demo, out, tmp_path, **asked)
+    assert "nothing to train: the run has 5 steps, and 5 are asked for" in again[0].stderr
+    assert lines(out / "schedules.jsonl") == lines(whole / "schedules.jsonl")
     assert float(ends[0]["optimizer.lm_head.weight.step"]) == STEPS
     # Nothing is left to do.
     run(demo, out, tmp_path / "again", **asked)

@@ -127,6 +127,43 @@ def test_transformers_trainer(samples, expected, tmp_path, quiet):
     assert max(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks"))) <= TOLERANCE
 
 
+def test_evaluation_of_text_alone_beside_images(samples, tmp_path, quiet):
+    """`trainer.evaluate` before and after a step: batches of which one rank's is text alone hang nobody."""
+    from transformers import Trainer
+
+    from dflop.integrations.transformers import balance
+
+    # Batches are dealt out in turn: rank 0 gets the even ones.
+    alone = [index for index, (tiles, _) in enumerate(samples.sizes) if tiles == 0][:4]
+    seen = [index for index, (tiles, _) in enumerate(samples.sizes) if tiles][:4]
+    order = [index for pair in zip(alone, seen, strict=True) for index in pair]
+    held_out = torch.utils.data.Subset(samples, order)
+    port = free_port()
+
+    def run(rank):
+        as_launched(rank, port)
+        arguments = trainer_arguments(
+            tmp_path / f"out{rank}", per_device_train_batch_size=BATCH_SIZE, gradient_accumulation_steps=1,
+            per_device_eval_batch_size=1, max_steps=1, learning_rate=0.0, seed=SEED,
+        )  # fmt: skip
+        arguments.device  # noqa: B018 - starts the process group.
+
+        def make(model):
+            trainer = Trainer(model, arguments, tiny.collate, samples, held_out)
+            trainer.accelerator.prepare_model = lambda module, **_: module
+            return trainer
+
+        # The oracle: a model that is not sharded, whose ranks wait for nobody.
+        whole = make(tiny.make_model()).evaluate()["eval_loss"]
+        trainer = balance(make(sharded()), samples.costs)
+        before = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        return whole, before, trainer.evaluate()["eval_loss"]
+
+    for whole, *found in results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")):
+        assert found == pytest.approx([whole, whole], rel=TOLERANCE)
+
+
 def test_accelerate(samples, expected, tmp_path, quiet):
     """`balanced(accelerator, ...)` after the model is prepared."""
     from accelerate import Accelerator

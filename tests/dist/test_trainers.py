@@ -338,6 +338,11 @@ def test_a_trainer_that_cannot_be_balanced_says_why(samples, tmp_path, quiet):
         balance(trainer(train_sampling_strategy="group_by_length"), samples.costs)
     with pytest.raises(ValueError, match=r"decides it \(`per_device_train_batch_size`\)"):
         balance(trainer(), samples.costs, batch_size=4)
+    (without := trainer()).train_dataset = None
+    with pytest.raises(ValueError, match="the trainer has no `train_dataset`: give it one"):
+        balance(without, samples.costs)
+    with pytest.raises(TypeError, match="`trainer` is a `Qwen2ForCausalLM`, must be a `Trainer`"):
+        balance(tiny_text.make_model(), samples.costs)
     short = balance(trainer(), samples.costs[:-2])
     with pytest.raises(ValueError, match="costs of 36 samples, and `train_dataset` has 38, must be equal"):
         short.get_train_dataloader()

@@ -127,6 +127,16 @@ pub fn ratios(low: f64, high: f64) -> String {
     format!("{} to {}", shown(low), shown(high))
 }
 
+/// How long media play: `1.5 hours`, and below a tenth of an hour `4.2 minutes` or `12.5 seconds`.
+pub fn playing_time(value_ms: u64) -> String {
+    let seconds = value_ms as f64 / 1e3;
+    match seconds {
+        s if s >= 360.0 => format!("{:.1} hours", s / 3600.0),
+        s if s >= 60.0 => format!("{:.1} minutes", s / 60.0),
+        s => format!("{s:.1} seconds"),
+    }
+}
+
 /// Bytes of files, in decimal units: `11.1 MB`. Bytes of memory are told by [`memory_size`].
 pub fn file_bytes(value: u64) -> String {
     let size = value as f64;
@@ -223,6 +233,10 @@ mod tests {
         assert_eq!(compact(0.05), "0.05");
         assert_eq!(tick(20_000.0), "20,000");
         assert_eq!(tick(0.2), "0.2");
+        assert_eq!(
+            [12_500, 252_000, 1_080_000, 5_400_000].map(playing_time),
+            ["12.5 seconds", "4.2 minutes", "0.3 hours", "1.5 hours"]
+        );
     }
 
     #[test]

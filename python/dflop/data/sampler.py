@@ -139,7 +139,11 @@ class BalancedBatchSampler:
         self._costs = found._native
         self._num_samples = len(found)
         if self._num_samples < split.num_buckets:
-            message = f"{self._num_samples} samples for {split.num_buckets} buckets, each needs at least one"
+            counted = "1 sample" if self._num_samples == 1 else f"{self._num_samples} samples"
+            message = (
+                f"{counted} for {split.num_buckets} buckets, each needs at least one: a step has a bucket "
+                "for each microbatch of each rank"
+            )
             raise ValueError(message)
         self._split = split
         self._caps = (max_bytes, max_tokens)

@@ -12,6 +12,7 @@ others.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -21,7 +22,7 @@ from dflop.integrations.encoder_families import find_families
 from dflop.integrations.shared_tower import Ranks, SharedTower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
     from torch import nn
@@ -67,6 +68,7 @@ class BalancedEncoder:
         self._calls: list[tuple[str | None, SharedTower]] = []
         self._next_call = 0
         self._is_in_method = False
+        self._is_evaluating = False
         self._token: torch.Tensor | None = None
         self._hooks: list[Any] = []
         self._replaced: list[tuple[Any, str]] = []
@@ -88,6 +90,19 @@ class BalancedEncoder:
             del owner.__dict__[name]
         self._hooks, self._replaced = [], []
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within it ranks meet in the encoder in evaluation mode too, so that text alone hangs nobody there.
+
+        Every rank must call the model equally often within it, as FSDP demands of a sharded model anyway.
+        Each rank encodes its own media. The line of transformers does it for `trainer.evaluate`.
+        """
+        was, self._is_evaluating = self._is_evaluating, True
+        try:
+            yield
+        finally:
+            self._is_evaluating = was
+
     def _wrap(self, family: TileTower, cost: Callable[[int], float] | None) -> None:
         shared = SharedTower(family, self._ranks, cost)
         if handle_of(shared.tower) is not None:
@@ -98,7 +113,7 @@ class BalancedEncoder:
             if not self._is_on:
                 return shared.as_it_was(*args, **kwargs)
             self._next_call += 1
-            if not self._is_shared:
+            if not self._is_shared or not self._model.training:
                 output, token = shared.accompany(*args, **kwargs)
                 self._keep(token)
                 return output
@@ -116,8 +131,8 @@ class BalancedEncoder:
 
     @property
     def _is_on(self) -> bool:
-        # Outside of training ranks need not call the model equally often: generation, evaluation.
-        return self._ranks.count > 1 and self._model.training
+        # Outside of training ranks need not call the model equally often, unless who evaluates says so.
+        return self._ranks.count > 1 and (self._model.training or self._is_evaluating)
 
     def _begin(self, *_: Any) -> None:
         if not self._is_checked:
@@ -213,7 +228,7 @@ def balance_encoder(
     before or after `fully_shard`, and on the model inside DDP.
 
     Every rank of `group` must call the model equally often in training mode, as DDP and FSDP demand anyway.
-    In evaluation mode the model is as before.
+    In evaluation mode the model is as before, but for what is computed in `evaluating()` of the handle.
 
     Args:
         model: LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision, InternVL, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2-Audio,
@@ -246,7 +261,8 @@ def attend_encoder(model: nn.Module, group: ProcessGroup | DeviceMesh | None = N
 
     The integrations of transformers, TRL, accelerate and Lightning call it under FSDP2. A later
     `balance_encoder` takes its place. Every rank of `group` must call the model equally often in training
-    mode, as FSDP demands anyway. In evaluation mode the model is as before.
+    mode, as FSDP demands anyway. In evaluation mode the model is as before, but in `evaluating()` of the
+    handle: there text alone hangs nobody either.
 
     Args:
         model: as `balance_encoder` takes it, before or after `fully_shard`.

@@ -147,6 +147,9 @@ class SharedTower:
         has_media = any(number for (number,) in self._ranks.gather([int(not is_absent)]))
         if not is_absent:
             output = self._forward(*args, **kwargs)
+            if not torch.is_grad_enabled():
+                # In evaluation nothing depends on a parameter: what is remembered of it would be wrong later.
+                return output, None
             return output, self._depend_on_unread(self._family.features(output))
         if not has_media:
             return None, None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch.distributed.fsdp import FSDPModule
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from dflop.data.sampler import BalancedBatchSampler
@@ -42,6 +45,26 @@ def meet_in_encoder(
             "collation add a blank picture, without labels, to a microbatch of text alone",
             stacklevel=3,
         )
+
+
+@contextmanager
+def meeting_in_evaluation(model: nn.Module | None, *, is_fsdp2: bool) -> Iterator[None]:
+    """Ranks meet in the encoder while they evaluate: text alone hangs nobody, as in training.
+
+    Every rank enters it, and calls the model equally often within. Where `attend_encoder` cannot be taken,
+    nothing changes.
+
+    Args:
+        model: that is evaluated.
+        is_fsdp2: whether FSDP2 shards it, or will.
+    """
+    if model is None or _why_not_attended(model, is_fsdp2) is not None:
+        yield
+        return
+    from dflop.integrations.encoder import attend_encoder
+
+    with attend_encoder(model).evaluating():
+        yield
 
 
 def _why_not_attended(model: nn.Module | None, is_fsdp2: bool) -> str | None:

@@ -16,7 +16,7 @@ from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.loader import check_length
 from dflop.integrations.loss import token_loss
 from dflop.integrations.padded_rows import watched
-from dflop.integrations.text_alone import is_sharded_by_fsdp2, meet_in_encoder
+from dflop.integrations.text_alone import is_sharded_by_fsdp2, meet_in_encoder, meeting_in_evaluation
 
 if TYPE_CHECKING:
     import torch
@@ -63,8 +63,8 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
     samples a step has: `trainer.train` refuses (ValueError) to go on from one whose steps had others, because
     the trainer counts steps, and would leave samples out or train them twice.
 
-    Under FSDP2 a microbatch of text alone hangs nobody (`attend_encoder`). Under FSDP of version 1 and
-    ZeRO-3, and with models of other families, a warning counts the samples of text alone.
+    Under FSDP2 a microbatch of text alone hangs nobody (`attend_encoder`), in evaluation neither. Under FSDP
+    of version 1 and ZeRO-3, and with models of other families, a warning counts the samples of text alone.
 
     Args:
         trainer: of `transformers`, or made of it.
@@ -76,14 +76,15 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         The same trainer.
 
     Raises:
+        TypeError: it is no such trainer.
         ValueError: what the trainer is set to do cannot be done with batches of uneven counts; the message
             says which setting.
     """
     # Not above: it imports transformers, which says nothing helpful where accelerate is missing.
     from dflop.integrations.trainer_steps import BalancedSteps, steps_of
 
-    args = trainer.args
     _check(trainer)
+    args = trainer.args
     for name in options.keys() & _OF_TRAINER.keys():
         message = f"`{name}` is {options[name]!r}, leave it out: the trainer decides it ({_OF_TRAINER[name]})"
         raise ValueError(message)
@@ -96,6 +97,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         num_buckets=num_ranks * args.gradient_accumulation_steps,
         **{
             "seed": args.seed if args.data_seed is None else args.data_seed,
+            "shuffle": getattr(args, "train_sampling_strategy", "random") != "sequential",
             "drop_last": args.dataloader_drop_last,
             "meets": meets_of(trainer.accelerator, trainer.model),
             **options,
@@ -107,8 +109,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         given = theirs()
         check_length(given.dataset, sampler, "train_dataset")
         if meets_of(trainer.accelerator, trainer.model) == "phase":
-            is_fsdp2 = trainer.accelerator.is_fsdp2 or is_sharded_by_fsdp2(trainer.model)
-            meet_in_encoder(trainer.model, sampler, args.process_index, is_fsdp2=is_fsdp2)
+            meet_in_encoder(trainer.model, sampler, args.process_index, is_fsdp2=_is_fsdp2(trainer))
         names = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         names += ("multiprocessing_context", "worker_init_fn", "timeout", "in_order")
         kept = {name: getattr(given, name) for name in names if hasattr(given, name)}
@@ -116,12 +117,25 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
         loader: DataLoader[Any] = DataLoader(given.dataset, batch_sampler=sampler, **kept)
         return trainer.accelerator.prepare_data_loader(keep_batches(trainer.accelerator, loader))
 
+    evaluation_loop_of_theirs = trainer.evaluation_loop
+
+    def evaluation_loop(*given: Any, **named: Any) -> Any:
+        if meets_of(trainer.accelerator, trainer.model) != "phase":
+            return evaluation_loop_of_theirs(*given, **named)
+        with meeting_in_evaluation(trainer.model, is_fsdp2=_is_fsdp2(trainer)):
+            return evaluation_loop_of_theirs(*given, **named)
+
     trainer.get_train_dataloader = get_train_dataloader
+    trainer.evaluation_loop = evaluation_loop
     trainer.remove_callback(BalancedSteps)
     trainer.add_callback(BalancedSteps(steps_of(sampler, args.gradient_accumulation_steps)))
     if trainer.compute_loss_func is None and not _divides_by_tokens(trainer):
         trainer.compute_loss_func = mean_over_tokens
     return trainer
+
+
+def _is_fsdp2(trainer: Any) -> bool:
+    return bool(trainer.accelerator.is_fsdp2) or is_sharded_by_fsdp2(trainer.model)
 
 
 def _degree(trainer: Any) -> int:
@@ -141,9 +155,16 @@ def _divides_by_tokens(trainer: Any) -> bool:
 
 
 def _check(trainer: Any) -> None:
+    if not all(hasattr(trainer, name) for name in ("args", "train_dataset", "get_train_dataloader")):
+        message = (
+            f"`trainer` is a `{type(trainer).__name__}`, must be a `Trainer` of transformers or made of it"
+        )
+        raise TypeError(message)
     args = trainer.args
     wrong = None
-    if not hasattr(trainer.train_dataset, "__len__"):
+    if trainer.train_dataset is None:
+        wrong = "the trainer has no `train_dataset`: give it one, the samples that the costs are of"
+    elif not hasattr(trainer.train_dataset, "__len__"):
         wrong = (
             "`train_dataset` has no length, and balancing needs the costs of all samples: give one with "
             "positions, or take `dflop.BalancedStream` in a loop of your own"

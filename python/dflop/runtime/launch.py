@@ -68,7 +68,7 @@ def _started(request: Mapping[str, Any], verb: str) -> int:
     ]  # fmt: skip
     # Variables that the user has set win over those of the profile.
     environment = {**request["environment"], **os.environ}
-    say(f"starting {request['num_ranks']} ranks", verb)
+    say(f"starting {request['num_ranks']} rank{'' if request['num_ranks'] == 1 else 's'}", verb)
     try:
         status, caught = run_child(command, environment, "torchrun's agent, which starts the ranks,")
         has_begun = not path.exists()

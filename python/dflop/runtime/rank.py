@@ -59,7 +59,7 @@ def train(request: Mapping[str, Any]) -> int:
         watch = Watch(plan, mesh.rank, lambda: (trainer.step, trainer.action) if trainer else (None, None))
         say("building the model and reading the data profile")
         trainer = Trainer(options, mesh, interrupt, ahead)
-        say("the first step: its schedule, its media, the step itself")
+        say(trainer.what_comes)
         is_done = trainer.run()
         if not is_done:
             trainer.say_interrupted()

@@ -199,6 +199,17 @@ class Trainer:
             if self._journal is not None:
                 self._journal.close()
 
+    @property
+    def what_comes(self) -> str:
+        """What `run` begins with, for people."""
+        done, asked = self._start.step, self._options.steps
+        if self._log is None and not self._options.compare and done >= asked:
+            return (
+                f"nothing to train: the run has {done} steps, and {asked} are asked for (`--steps` and "
+                "`train.steps` count from the beginning)"
+            )
+        return "the first step: its schedule, its media, the step itself"
+
     def say_interrupted(self) -> None:
         """Tells people, on the leader, that `run` was ended early, and what was saved."""
         self._ledger.say_interrupted()

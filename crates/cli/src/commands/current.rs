@@ -24,7 +24,13 @@ pub(super) fn check_evaluation(config: &Config, path: &Path, profile: &DataProfi
 pub(super) fn stale(config: &Config, profile: &DataProfile) -> Result<Option<String>, Failure> {
     match check_current(&config.profile_settings(), config.model.family.as_deref(), profile) {
         Err(DataError::Stale { name, found, expected }) => {
-            Ok(Some(format!("`{name}` was {found}, is {expected} now")))
+            // Of two hashes a person needs to know only that they differ.
+            let is_hash = found.starts_with("sha256:") && expected.starts_with("sha256:");
+            Ok(Some(if is_hash {
+                format!("`{name}` is another one now")
+            } else {
+                format!("`{name}` was {found}, is {expected} now")
+            }))
         }
         Err(error) => Err(error.into()),
         Ok(_) => Ok(None),

@@ -16,7 +16,7 @@ use dflop_plan::{
 };
 use dflop_types::{
     DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, Plan, RankedPlan, Tower, Trained, artifact,
-    number, thousands,
+    counted, number, thousands,
 };
 use serde_json::{Map, Value, json};
 use std::fs::File;
@@ -227,8 +227,8 @@ fn say_what_data(inputs: &Inputs) {
         (inputs.data_profile.samples.len() as u64, inputs.config.train.global_batch_size);
     if inputs.data_profile.strata.is_empty() && num_samples < u64::from(asked) {
         talk!(
-            "note: the data has {} samples, fewer than `train.global_batch_size` {}: every step takes all of them",
-            thousands(num_samples),
+            "note: the data has {}, fewer than `train.global_batch_size` {}: every step takes all of them",
+            counted(num_samples, "sample"),
             thousands(u64::from(asked))
         );
     }

@@ -5,9 +5,9 @@ use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::family::GivenFamily;
-use dflop_data::profile::{Previous, ProfileSettings, Progress, profile_into};
+use dflop_data::profile::{Previous, ProfileSettings, ProfiledRows, Progress, profile_into};
 use dflop_data::{DataError, problems, summary, table};
-use dflop_types::{ProfilePart, thousands};
+use dflop_types::{ProfilePart, counted, thousands};
 use indicatif::ProgressBar;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,25 @@ pub(super) const EVALUATION_FILE_NAME: &str = "evaluation_profile.parquet";
 
 /// The data profile, or the request that Python imports the function which gives its shapes.
 pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -> Result<Outcome, Failure> {
-    profile(arguments, family, &|text| out!("{text}"))
+    profile(arguments, family, &|profiled| {
+        out!("{}", summary::text_of(&profiled.header, &profiled.statistics, &profiled.notices));
+    })
 }
 
 /// Makes the data profile for another command: its stdout stays free, and notes go to stderr. A configuration whose shapes
 /// a function gives is refused, because only Python can call it.
 pub(super) fn run_quietly(arguments: &args::ProfileData) -> Result<(), Failure> {
-    match profile(arguments, None, &|_| ())? {
+    // What another command goes on with says at least that samples are missing.
+    let show = |profiled: &ProfiledRows| {
+        let bad = profiled.header.problems.len() as u64;
+        if bad > 0 {
+            talk!(
+                "note: of {} {bad} cannot be used and left out or replaced (`data.on_bad_sample`): `dflop show data_profile.parquet` lists them",
+                counted(profiled.num_samples, "sample")
+            );
+        }
+    };
+    match profile(arguments, None, &show)? {
         Outcome::Done(_) => Ok(()),
         Outcome::Python(_) => Err(Failure::new(
             "`model.family` is a function of Python, and no data profile is there",
@@ -37,7 +49,7 @@ pub(super) fn run_quietly(arguments: &args::ProfileData) -> Result<(), Failure> 
 fn profile(
     arguments: &args::ProfileData,
     family: Option<&GivenFamily>,
-    show: &dyn Fn(String),
+    show: &dyn Fn(&ProfiledRows),
 ) -> Result<Outcome, Failure> {
     let config = config::load_data(&arguments.config.config)?;
     if let (Some(name), None) = (&config.model.family, family) {
@@ -64,7 +76,7 @@ fn profile(
     let outcome = profile_into(&settings, previous, &mut rows, &|at| bar.draw(at));
     bar.clear();
     let outcome = outcome.map_err(|error| leave_problems(&path, error))?;
-    show(summary::text_of(&outcome.header, &outcome.statistics, &outcome.notices));
+    show(&outcome);
     if outcome.num_reused > 0 {
         talk!(
             "{} of {} samples are as in the earlier profile and were taken over",

@@ -1,6 +1,7 @@
 //! `model:`, a directory or a name.
 
 use super::section::Section;
+use dflop_types::Hint as _;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -40,7 +41,9 @@ pub(super) fn model_section(section: &mut Section<'_, '_>, directory: &Path) -> 
             section.problem_at("name", "`model.dir` is there too, must be one of them".to_owned());
         }
         if let Err(error) = dflop_analytic::catalogue_model(name) {
-            section.problem_at("name", error.to_string());
+            // The names that are near stand in the problem: a configuration's hint is of all its problems.
+            let near = error.hint().map_or_else(String::new, |near| format!(": {near}"));
+            section.problem_at("name", format!("{error}{near}"));
         }
     } else if model.tokenizer.is_some() {
         section.problem_at("tokenizer", "only where `model.name` names a model".to_owned());

@@ -3,7 +3,7 @@
 use crate::listing::line;
 use crate::statistics::estimate::{Bounds, Intervals, ValueCounts};
 use crate::width;
-use dflop_types::number::file_bytes;
+use dflop_types::number::{file_bytes, playing_time};
 use dflop_types::{DataProfile, SampleKind, counted, printable, thousands};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -179,7 +179,9 @@ pub fn text_of(header: &DataProfile, statistics: &Statistics, notices: &[String]
         let _ = write_intervals(out, &statistics.distributions, statistics.num_samples, population);
     }
     for distribution in &statistics.distributions {
-        let _ = write_histogram(out, distribution);
+        if distribution.max > 0 {
+            let _ = write_histogram(out, distribution);
+        }
     }
     let _ = write_heaviest(out, &statistics.heaviest);
     for notice in notices {
@@ -254,7 +256,7 @@ fn write_totals(out: &mut String, statistics: &Statistics) -> std::fmt::Result {
     let video_ms = statistics.media_ms.saturating_sub(statistics.sound_ms);
     for (ms, what) in [(video_ms, "video"), (statistics.sound_ms, "sound")] {
         if ms > 0 {
-            write!(out, ", {:.1} hours of {what}", ms as f64 / 3.6e6)?;
+            write!(out, ", {} of {what}", playing_time(ms))?;
         }
     }
     writeln!(out)

@@ -199,9 +199,25 @@ pub(super) fn parse(bytes: &[u8], line: u64) -> Result<Value, String> {
         // serde_json counts from the record; people count from the file.
         let text = error.to_string();
         let cause = text.split(" at line ").next().unwrap_or(&text);
-        let line = line + (error.line() as u64).saturating_sub(1);
-        format!("line {line}, column {}: it is not JSON: {cause}", error.column())
+        let at =
+            format!("line {}, column {}", line + (error.line() as u64).saturating_sub(1), error.column());
+        match (std::str::from_utf8(bytes), no_number(bytes, &error)) {
+            (Err(_), _) => format!("{at}: it is not UTF-8"),
+            (_, Some(word)) => format!("{at}: `{word}` is no number of JSON, must be a number or `null`"),
+            _ => format!("{at}: it is not JSON: {cause}"),
+        }
     })
+}
+
+/// The word that Python's `json.dumps` writes for a number that is none, where the parser stopped at it.
+fn no_number(bytes: &[u8], error: &serde_json::Error) -> Option<&'static str> {
+    let row = bytes.split(|byte| *byte == b'\n').nth(error.line().checked_sub(1)?)?;
+    // The parser stops at the first letter, or behind a sign that it took for a number's.
+    let from = row.get(error.column().checked_sub(1)?..)?;
+    let signed = row.get(error.column().checked_sub(2)?..)?;
+    ["NaN", "-Infinity", "Infinity"]
+        .into_iter()
+        .find(|word| from.starts_with(word.as_bytes()) || signed.starts_with(word.as_bytes()))
 }
 
 #[cfg(test)]
@@ -316,6 +332,18 @@ mod tests {
             parse(b"{\"id\": 1,\n \"x\" 2}", 40).unwrap_err(),
             "line 41, column 6: it is not JSON: expected `:`"
         );
+    }
+
+    /// Python's `json.dumps` writes `NaN` unless it is told not to; Latin-1 comes of old files.
+    #[test]
+    fn what_python_writes_for_no_number_and_other_encodings_are_named() {
+        let cause = |bytes: &[u8]| parse(bytes, 1).unwrap_err();
+        let rule = "is no number of JSON, must be a number or `null`";
+        assert_eq!(cause(b"{\"a\": NaN}"), format!("line 1, column 7: `NaN` {rule}"));
+        assert_eq!(cause(b"[1,\nInfinity]"), format!("line 2, column 1: `Infinity` {rule}"));
+        assert!(cause(b"{\"a\": -Infinity}").ends_with(&format!("`-Infinity` {rule}")));
+        assert_eq!(cause(b"{\"a\": \"NaN\", x}").split(": ").nth(1), Some("it is not JSON"));
+        assert!(cause(b"{\"a\": \"\xe4\"}").ends_with("it is not UTF-8"));
     }
 
     #[test]

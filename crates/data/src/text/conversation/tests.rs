@@ -167,7 +167,7 @@ fn what_is_no_conversation_is_named() {
     ];
     insta::assert_snapshot!(errors.join("\n"), @r"
     it is a list, must be an object
-    `conversations` is missing
+    `conversations` or `messages` is missing: the record has `id`
     `conversations`: text, must be a list of turns
     `conversations` is empty, at least one turn is needed
     `conversations[0].from`: `robot`, must be human, gpt, user, assistant or system
@@ -289,7 +289,7 @@ fn what_would_be_left_out_is_named() {
     `<image>` stands in an assistant's turn, must stand in a question
     `image`: bytes in text, must be a path or URL: write the medium to a file
     `image`: an object without `path` or `url`
-    `conversations` is missing
+    `conversations` or `messages` is missing: the record has `caption`
     both `caption` and `text` are there
     `question` is there, but no `answer`
     `answer`: a number, must be text

@@ -14,6 +14,9 @@ const PARTS_OF_QUESTIONS: [&str; 3] = ["input", "choices", "options"];
 /// Types of parts that are text.
 pub(super) const TEXTS: [&str; 3] = ["text", "input_text", "output_text"];
 pub(super) const TOOLS: [&str; 3] = ["tools", "tool_calls", "function_call"];
+/// Of a record without turns, how many fields are named, and how many letters of a name are shown.
+const NAMES_MAX: usize = 6;
+const NAME_LETTERS_MAX: usize = 40;
 const TOOL_SPEAKERS: [&str; 6] = ["tool", "function", "function_call", "tool_call", "observation", "ipython"];
 
 /// The turns of the record, media not yet named.
@@ -40,7 +43,18 @@ pub(super) fn of_record(record: &Value, has_media: bool) -> Result<Turns, String
     if has_media && let Some(caption) = only(record, &CAPTIONS)? {
         return pair(record, None, caption);
     }
-    Err("`conversations` is missing".to_owned())
+    Err(format!("`conversations` or `messages` is missing{}", names_there(record)))
+}
+
+/// What the record has instead: a name that is misspelt is seen at once.
+fn names_there(record: &Value) -> String {
+    let Some(fields) = record.as_object().filter(|fields| !fields.is_empty()) else { return String::new() };
+    let name = |name: &String| format!("`{}`", name.chars().take(NAME_LETTERS_MAX).collect::<String>());
+    let mut names: Vec<String> = fields.keys().take(NAMES_MAX).map(name).collect();
+    if fields.len() > NAMES_MAX {
+        names.push(format!("{} more", fields.len() - NAMES_MAX));
+    }
+    format!(": the record has {}", names.join(", "))
 }
 
 /// The one of these fields that is there.
