@@ -33,6 +33,35 @@ fn mean_flops(session: &Session, recipe: Recipe) -> f64 {
 }
 
 #[test]
+fn a_name_that_the_catalogue_has_not_is_answered_with_names_that_are_near() {
+    let session = session(&CONFIG.replace("llava-onevision-qwen2-0.5b", "qwen2.5-vl-8b"));
+    let said = session.dflop(&["plan"]);
+    let near = "model.name: no model named `qwen2.5-vl-8b` in the catalogue: `dflop models` lists them, as qwen2.5-vl-";
+    assert!(said.contains("status: 2") && said.contains(near), "{said}");
+}
+
+/// `dflop plan` makes the profile without its text for people; what is missing from it is said all the same.
+#[test]
+fn samples_that_a_plan_leaves_out_are_counted() {
+    let config = CONFIG.replace("demo/data/mixture.yaml", "mine.jsonl, on_bad_sample: skip");
+    let session = session(&config.replace("num_ranks: 16", "num_ranks: 4"));
+    let good = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+    let lines = [good, good, r#"{"mesages": []}"#, good].join("\n");
+    fs::write(session.path("mine.jsonl"), lines).unwrap();
+    let plan = ["plan", "--sampled-batches", "1"];
+    let said = session.dflop(&plan);
+    assert!(said.contains("status: 0") && said.contains("note: of 4 samples 1 cannot be used"), "{said}");
+    let listed = session.dflop(&["show", "data_profile.parquet"]);
+    let cause = "`conversations` or `messages` is missing: the record has `mesages`";
+    assert!(listed.contains("left out: 1 sample") && listed.contains(cause), "{listed}");
+    // The same data for a model with another tokenizer: no hash is printed.
+    session.edit("dflop.yaml", |text| text.replace("llava-onevision-qwen2-0.5b", "qwen2-vl-2b"));
+    let again = session.dflop(&plan);
+    assert!(again.contains("is stale (`") && again.contains("is another one now)"), "{again}");
+    assert!(!again.contains("sha256:"), "{again}");
+}
+
+#[test]
 fn one_command_plans_a_model_of_the_catalogue_on_own_data() {
     let session = session(CONFIG);
     let said = session.dflop(&["plan"]);
