@@ -1,6 +1,8 @@
 """Layers with experts: their weight files, the ways to compute them, what is refused, and what changes no gradient."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -204,3 +206,23 @@ def test_a_width_of_experts_that_the_degree_does_not_divide_is_named(tmp_path):
     message = "`text_config.moe_intermediate_size` is 33, must be a multiple of the tensor parallel degree 2"
     with pytest.raises(ProfileError, match=message):
         adapter.build_llm_stage(0, 3, CPU, FLOAT, SEED, tensor=TensorRank(2, 0))
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "glm4v_moe"])
+def test_the_planner_counts_the_parameters_that_a_rank_has(name, tmp_path):
+    """Of a layer with experts, whole and cut: so parameters, gradients and the optimizer's states are the trainer's."""
+    adapter = load_adapter(write_model(tmp_path, name))
+    (tmp_path / "dflop.yaml").write_text(
+        f"model: {{dir: {tmp_path / name}}}\ndata: {{mixture: mixture.yaml}}\ncluster: {{num_ranks: 1}}\n"
+    )
+    path = tmp_path / "model_profile.json"
+    arguments = ["--config", str(tmp_path / "dflop.yaml"), "--out", str(path)]
+    command = ["profile", "model", "--estimate", "--hardware", "h100", *arguments]
+    subprocess.run([sys.executable, "-m", "dflop", *command], check=True, capture_output=True)
+    profile = json.loads(path.read_text())
+    cut = {one["tensor_parallel_degree"]: one["modules"] for one in profile["variants"]}
+    for degree, modules in {1: profile["modules"], 2: cut[2], 4: cut[4]}.items():
+        stage = adapter.build_llm_stage(1, 1, CPU, FLOAT, SEED, tensor=TensorRank(degree, 0))
+        assert modules["llm_layer"]["num_parameters"] == sum(p.numel() for p in stage.parameters())
+    # Over eight ranks four heads cannot be dealt out, so nobody plans it.
+    assert "llm_layer" not in cut.get(8, {})

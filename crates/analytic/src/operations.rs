@@ -421,8 +421,8 @@ impl Operation {
             // The router of experts that stand beside an MLP.
             Kind::Routing { .. } if is_between => Self { rows: shared, ..own },
             Kind::Product(product) if product.cut == Cut::Whole && is_between => Self { rows: shared, ..own },
-            // Experts read copies of rows, which each rank keeps.
-            Kind::Product(product) if product.cut != Cut::Inputs && product.num_experts == 1 => {
+            // Experts read copies of rows, which each rank keeps, as their router keeps rows.
+            Kind::Product(product) if product.cut == Cut::Outputs && product.num_experts == 1 => {
                 Self { kind: Kind::Product(Product { keepers: degree, ..product }), ..own }
             }
             _ => own,

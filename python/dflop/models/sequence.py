@@ -87,14 +87,16 @@ def share_rows(
     Args:
         layer: as `cut_layer` left it; changed in place. It is called with `position_embeddings` of all rows.
         entries: modules that read all rows, attention first.
-        readers: modules whose backward needs rows that an entry gathered; none is inside another.
+        readers: linear maps that read rows which an entry gathered. Nothing else may be kept in them: code
+            that counts saved bytes does not see it.
         exits: modules whose results are summands.
         sums: over the ranks.
     """
     shared = _SharedRows(sums)
     for path in entries:
+        if any(reader.startswith(f"{path}.") for reader in readers):
+            shared.read.add(layer.get_submodule(path))
         layer.get_submodule(path).register_forward_pre_hook(shared.enter, with_kwargs=True)
-    # In this order, as one module may be all three.
     for path in readers:
         layer.get_submodule(path).register_forward_pre_hook(shared.watch)
         layer.get_submodule(path).register_forward_hook(shared.unwatch, always_call=True)
@@ -223,10 +225,12 @@ class _SharedRows:
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
         self._num_rows = 0
+        self.read: set[nn.Module] = set()
+        """Entries in which a map reads gathered rows."""
         self._gathered: _Gathered | None = None
         self._watching: torch.autograd.graph.saved_tensors_hooks | None = None
 
-    def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before attention and before the MLP: gathers all rows. Attention comes first and knows how many."""
         if "position_embeddings" in kwargs:
             self._num_rows = kwargs["position_embeddings"][0].shape[-2]
@@ -235,7 +239,7 @@ class _SharedRows:
             # Experts beside an MLP: rows, and what the router gave for each. Nothing of them is kept.
             return tuple(self._all_of(own_R) for own_R in args), kwargs
         # Layers that recompute keep nothing of this: their backward runs this forward again.
-        is_kept = torch.is_grad_enabled() and not recomputes()
+        is_kept = torch.is_grad_enabled() and not recomputes() and module in self.read
         whole_1TD: torch.Tensor = _Gather.apply(own_1RD, self._num_rows, self._sums, is_kept)
         self._gathered = _Gathered(own_1RD, whole_1TD, self._sums) if is_kept else None
         if args:

@@ -178,11 +178,11 @@ class LayerPlan:
         return (*maps, *self.exits)
 
     def reads_at(self) -> tuple[str, ...]:
-        """Paths of the modules that read what an entry gives: cut maps, and what the ranks sum as a whole."""
-        inner = tuple(f"{path}." for path in self.exits)
-        maps = (cut for cut in self.cuts if not cut.by_input and not cut.path.startswith(inner))
-        # Experts beside an MLP copy the rows that they read, so nothing of these is kept.
-        return (*(cut.path for cut in maps if cut.kind == "weight"), *self.exits)
+        """Paths of the linear maps that read what an entry gives.
+
+        Routers, and copies of rows for experts, are not among them: those that a router keeps it keeps whole.
+        """
+        return tuple(cut.path for cut in self.cuts if not cut.by_input and cut.kind == "weight")
 
 
 def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tuple[int, int]:
