@@ -213,11 +213,11 @@ pub(super) fn parse(bytes: &[u8], line: u64) -> Result<Value, String> {
 fn no_number(bytes: &[u8], error: &serde_json::Error) -> Option<&'static str> {
     let row = bytes.split(|byte| *byte == b'\n').nth(error.line().checked_sub(1)?)?;
     // The parser stops at the first letter, or behind a sign that it took for a number's.
-    let from = row.get(error.column().checked_sub(1)?..)?;
-    let signed = row.get(error.column().checked_sub(2)?..)?;
-    ["NaN", "-Infinity", "Infinity"]
-        .into_iter()
-        .find(|word| from.starts_with(word.as_bytes()) || signed.starts_with(word.as_bytes()))
+    let stands = |word: &&str, before: usize| {
+        let at = error.column().checked_sub(before);
+        at.and_then(|at| row.get(at..)).is_some_and(|rest| rest.starts_with(word.as_bytes()))
+    };
+    ["NaN", "-Infinity", "Infinity"].into_iter().find(|word| stands(word, 1) || stands(word, 2))
 }
 
 #[cfg(test)]
