@@ -252,3 +252,6 @@ fn fastest(
         candidate: Some(candidate),
     })
 }
+
+#[cfg(test)]
+mod tests;
