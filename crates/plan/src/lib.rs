@@ -20,6 +20,7 @@ mod contender;
 mod cut;
 mod data_parallel;
 mod detail;
+mod end_cut;
 mod error;
 mod evaluate;
 mod explain;

@@ -1,5 +1,6 @@
 //! Megatron-LM as people run it: pipelines of one shape over all ranks, the encoder before the first stage.
 
+use crate::end_cut::{EndCut, end_cuts};
 use crate::input::SearchInput;
 use crate::models::Models;
 use crate::rank_order::spent_ns;
@@ -7,6 +8,7 @@ use crate::space::{divisors, microbatch_counts};
 use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers, openings_ahead};
 use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
 use dflop_sim::{Durations, order, simulate_interleaved};
+use dflop_types::number::counted;
 use dflop_types::{
     Action, Component, ComponentLayout, Layout, MicrobatchShape, Rank, RankOrder, Recomputation, SampleIndex,
     StageIndex, Zero, cut_layers,
@@ -38,6 +40,8 @@ struct Pipelines {
     num_microbatches: u32,
     recompute: Recomputation,
     rank_order: RankOrder,
+    /// Layers of the first and the last rank; `None`: the even cut.
+    cut: Option<EndCut>,
 }
 
 /// The mean step in nanoseconds, and the mean of its idle ratio.
@@ -88,7 +92,8 @@ impl Pipelines {
 
     /// The stages, as many as there are chunks.
     fn stages(&self, model: &CostModel) -> Vec<StageLayers> {
-        let cut = cut_layers(model.num_llm_layers(), self.pp * self.chunks);
+        let even = || cut_layers(model.num_llm_layers(), self.pp * self.chunks);
+        let cut = self.cut.map_or_else(even, |cut| cut.stages(self.pp, self.chunks));
         let last = cut.len() - 1;
         let of =
             |(stage, num_layers)| StageLayers { num_layers, is_first: stage == 0, is_last: stage == last };
@@ -114,6 +119,26 @@ impl Pipelines {
         };
         // Its own order first: of equals it is taken.
         [RankOrder::TpDpPp, RankOrder::TpPpDp].map(of).into_iter().min_by_key(spent_ns).unwrap_or(self)
+    }
+
+    /// The even cut, and those that make the ranks at the ends as long as the others, by the predicted work of a batch in arrival
+    /// order.
+    fn cuts(&self, input: &SearchInput<'_>, models: &Models, batch: Option<&&[SampleIndex]>) -> Vec<Self> {
+        let Some((model, batch)) = models.cut(self.tp, self.recompute).zip(batch) else { return vec![*self] };
+        let work_ns = |of: &dyn Fn(&MicrobatchShape) -> u64| -> u64 {
+            let all = arrival_packs(input, self, batch);
+            all.iter().map(|microbatch| of(&microbatch.shape)).sum()
+        };
+        let stage = |shape: &MicrobatchShape, is_first, is_last| {
+            model.llm_stage(shape, 1, is_first, is_last).total_ns()
+        };
+        let layer_ns = work_ns(&|shape| stage(shape, false, false));
+        let first_ns = work_ns(&|shape| model.encoder(shape).total_ns() + stage(shape, true, false));
+        let last_ns = work_ns(&|shape| stage(shape, false, true));
+        let ends_ns = [first_ns, last_ns].map(|ns| ns.saturating_sub(layer_ns));
+        let uneven = end_cuts(model.num_llm_layers(), [self.pp, self.chunks], layer_ns, ends_ns);
+        let cuts = std::iter::once(None).chain(uneven.into_iter().map(Some));
+        cuts.map(|cut| Self { cut, ..*self }).collect()
     }
 
     /// The actions of a pipeline rank; `None` if these stages cannot be interleaved.
@@ -157,25 +182,34 @@ pub(crate) fn megatron(
                 .map_or_else(|| round_counts(input.global_batch_size, pp, dp), |count| vec![count]);
             let recompute = Recomputation::NONE;
             counts.into_iter().flat_map(move |num_microbatches| {
-                let rank_order = RankOrder::TpDpPp;
-                CHUNKS.map(|chunks| Pipelines { tp, pp, chunks, dp, num_microbatches, recompute, rank_order })
+                let (rank_order, cut) = (RankOrder::TpDpPp, None);
+                CHUNKS.map(|chunks| Pipelines {
+                    tp,
+                    pp,
+                    chunks,
+                    dp,
+                    num_microbatches,
+                    recompute,
+                    rank_order,
+                    cut,
+                })
             })
         })
         .filter(|way| way.has_rounds(num_layers))
         .collect();
     let count = num_timed.max(1);
-    let step = |way: &Pipelines| -> Option<Judged> {
-        let model = models.cut(way.tp, way.recompute)?;
+    let step = |way: &Pipelines, model: &CostModel, packed: &[Vec<RankMicrobatch>]| -> Option<Judged> {
         let mut sums = (0, 0.0);
-        for (at, batch) in batches.iter().enumerate() {
-            let (step_ns, idle_ns) = pipelines_ns(input, model, way, batch, is_balanced)?;
+        for (at, microbatches) in packed.iter().enumerate() {
+            let (step_ns, idle_ns) = pipelines_ns(input, model, way, microbatches)?;
             if at < count {
                 sums = (sums.0 + step_ns, sums.1 + idle_ns as f64 / step_ns.max(1) as f64);
             }
         }
         Some((sums.0 / count as u64, sums.1 / count as f64))
     };
-    // More recomputation never shortens a step of the same microbatches. So a mode is left out if one that recomputes less fits.
+    // More recomputation never shortens a step of the same microbatches and stages. So a mode is left out if one that recomputes
+    // less fits.
     // Balance looks at times, which recomputation changes: there only unequal modes are left out for this.
     let (has_some, is_cut) = (AtomicBool::new(false), AtomicBool::new(false));
     let steps = |way: &Pipelines| {
@@ -184,14 +218,22 @@ pub(crate) fn megatron(
             is_cut.store(true, Relaxed);
             return found;
         }
-        let way = &way.ordered(input, models, batches.first());
+        let mut cuts = way.ordered(input, models, batches.first()).cuts(input, models, batches.first());
         for &recompute in models.modes() {
             let is_same = !is_balanced || recompute.of_both().is_none();
-            if is_same && found.iter().any(|(less, _)| less.recompute.is_at_most(recompute)) {
-                continue;
+            if is_same {
+                cuts.retain(|way| {
+                    let of_cut = |(less, _): &(Pipelines, Judged)| less.cut == way.cut;
+                    !found.iter().any(|one| of_cut(one) && one.0.recompute.is_at_most(recompute))
+                });
             }
-            let way = Pipelines { recompute, ..*way };
-            found.extend(step(&way).map(|judged| (way, judged)));
+            let Some(model) = models.cut(way.tp, recompute).filter(|_| !cuts.is_empty()) else { continue };
+            let packs = batches.iter().map(|batch| packs(input, model, way, batch, is_balanced));
+            let Some(packed) = packs.collect::<Option<Vec<_>>>() else { continue };
+            for way in &cuts {
+                let way = Pipelines { recompute, ..*way };
+                found.extend(step(&way, model, &packed).map(|judged| (way, judged)));
+            }
         }
         has_some.fetch_or(!found.is_empty(), Relaxed);
         found
@@ -199,11 +241,14 @@ pub(crate) fn megatron(
     let found: Vec<(Pipelines, Judged)> = ways.par_iter().flat_map_iter(steps).collect();
     let (way, (step_ns_mean, idle_ratio)) = found.into_iter().min_by_key(|(_, (ns, _))| *ns)?;
     let chunks = if way.chunks > 1 { format!(" interleave {}", way.chunks) } else { String::new() };
+    let cut = way.cut.map_or_else(String::new, |cut| {
+        format!(", first rank {}, last {}", counted(cut.first.into(), "layer"), cut.last)
+    });
     // Its own order of ranks is the other one.
     let is_own = way.rank_order == RankOrder::TpDpPp;
     let order = if is_own { String::new() } else { format!(", order {}", way.rank_order) };
     Some(Megatron {
-        layout: format!("tp {} pp {} dp {}{chunks}, zero 1{order}", way.tp[1], way.pp, way.dp),
+        layout: format!("tp {} pp {} dp {}{chunks}{cut}, zero 1{order}", way.tp[1], way.pp, way.dp),
         recompute: way.recompute,
         num_microbatches: way.num_microbatches,
         step_ns_mean,
@@ -212,45 +257,63 @@ pub(crate) fn megatron(
     })
 }
 
-/// The step of a global batch and the mean idle time of its ranks, in nanoseconds; `None` if a rank has too little memory
-/// or a microbatch too many tokens.
-fn pipelines_ns(
+/// The microbatches of a global batch in arrival order, for each replica in turn.
+fn arrival_packs(input: &SearchInput<'_>, way: &Pipelines, batch: &[SampleIndex]) -> Vec<RankMicrobatch> {
+    let num_buckets = way.num_microbatches * way.dp;
+    pack(input, batch, &arrival_order(batch.len(), num_buckets), num_buckets)
+}
+
+/// The microbatches of a global batch, for each replica in turn; `None` if one has too many tokens.
+fn packs(
     input: &SearchInput<'_>,
     model: &CostModel,
     way: &Pipelines,
     batch: &[SampleIndex],
     is_balanced: bool,
-) -> Option<(u64, u64)> {
-    let (m, dp) = (way.num_microbatches as usize, way.dp as usize);
-    let num_buckets = way.num_microbatches * way.dp;
-    let bucket = if is_balanced {
+) -> Option<Vec<RankMicrobatch>> {
+    let microbatches = if is_balanced {
         let whole = model.whole_stage();
         let cost = |sample: &SampleIndex| {
             let alone = MicrobatchShape::pack([&input.shapes[sample.index()]]);
             model.encoder(&alone).total_ns()
                 + model.llm_stage(&alone, whole.num_layers, true, true).total_ns()
         };
-        single_cost_lpt(&batch.iter().map(cost).collect::<Vec<u64>>(), num_buckets)
+        let num_buckets = way.num_microbatches * way.dp;
+        let buckets = single_cost_lpt(&batch.iter().map(cost).collect::<Vec<u64>>(), num_buckets);
+        pack(input, batch, &buckets, num_buckets)
     } else {
-        arrival_order(batch.len(), num_buckets)
+        arrival_packs(input, way, batch)
     };
+    let most = microbatches.iter().map(|microbatch| microbatch.shape.total_llm_tokens()).max().unwrap_or(0);
+    input.bucket_tokens_max.is_none_or(|cap| most <= cap).then_some(microbatches)
+}
+
+/// The samples of each bucket as one microbatch.
+fn pack(
+    input: &SearchInput<'_>,
+    batch: &[SampleIndex],
+    buckets: &[u32],
+    num_buckets: u32,
+) -> Vec<RankMicrobatch> {
     let mut samples = vec![Vec::new(); num_buckets as usize];
-    for (&sample, bucket) in batch.iter().zip(bucket) {
+    for (&sample, &bucket) in batch.iter().zip(buckets) {
         samples[bucket as usize].push(&input.shapes[sample.index()]);
     }
-    let microbatches: Vec<RankMicrobatch> = samples
-        .into_iter()
-        .map(|samples| RankMicrobatch {
-            shape: MicrobatchShape::pack(samples.iter().copied()),
-            feature_tokens: samples.iter().map(|shape| u64::from(shape.feature_tokens)).sum(),
-        })
-        .collect();
-    if input
-        .bucket_tokens_max
-        .is_some_and(|cap| microbatches.iter().any(|microbatch| microbatch.shape.total_llm_tokens() > cap))
-    {
-        return None;
-    }
+    let packed = samples.into_iter().map(|samples| RankMicrobatch {
+        shape: MicrobatchShape::pack(samples.iter().copied()),
+        feature_tokens: samples.iter().map(|shape| u64::from(shape.feature_tokens)).sum(),
+    });
+    packed.collect()
+}
+
+/// The step of a global batch and the mean idle time of its ranks, in nanoseconds; `None` if a rank has too little memory.
+fn pipelines_ns(
+    input: &SearchInput<'_>,
+    model: &CostModel,
+    way: &Pipelines,
+    microbatches: &[RankMicrobatch],
+) -> Option<(u64, u64)> {
+    let (m, dp) = (way.num_microbatches as usize, way.dp as usize);
     let stages = way.stages(model);
     let sharding = way.sharding();
     let across_nodes = way.ratio_across_nodes(input.cluster.ranks_per_node);

@@ -2,7 +2,7 @@
 //!
 //! | name | what it does |
 //! |---|---|
-//! | `megatron` | one pipeline of all ranks of a replica, the encoder before the first stage, interleaved where that is shorter, layers cut over tensor groups where the profile has them; arrival order, equal counts |
+//! | `megatron` | one pipeline of all ranks of a replica, the encoder before the first stage, interleaved where that is shorter, fewer layers on the first and the last rank where that evens them out, layers cut over tensor groups where the profile has them; arrival order, equal counts |
 //! | `megatron-balanced` | the same; samples by predicted time of both components, longest first (LPT) |
 //! | `fsdp` | both components on every rank or tensor group, with each sharding and recomputation; arrival order |
 //! | `fsdp-tokens` | the same; samples packed by LLM tokens, longest first |
@@ -252,3 +252,6 @@ fn fastest(
         candidate: Some(candidate),
     })
 }
+
+#[cfg(test)]
+mod tests;

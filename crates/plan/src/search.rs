@@ -174,8 +174,8 @@ fn search_to(input: &SearchInput<'_>, depth: Depth) -> Result<Outcome, PlanError
 const LOOKED_AT_ONCE: usize = 4_096;
 
 /// All candidates of a search: those that may fit, and why the others cannot be the plan.
-struct Candidates {
-    contenders: Vec<Contender>,
+pub(crate) struct Candidates {
+    pub(crate) contenders: Vec<Contender>,
     rejections: Vec<Rejection>,
     /// Degrees whose candidates were all left out, and candidates that recompute: the least step of each, in nanoseconds.
     left_out_ns: Vec<u64>,
@@ -188,7 +188,11 @@ struct Candidates {
 /// recompute, and colocated ones whose components recompute different things. Each round looks at what the rounds before it found.
 ///
 /// If the search is halted after a candidate was found that seems to fit, no further candidates are made.
-fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result<Candidates, PlanError> {
+pub(crate) fn candidates(
+    input: &SearchInput<'_>,
+    models: &Models,
+    known: &Known,
+) -> Result<Candidates, PlanError> {
     let rules = Rules::of(input, models.plain());
     let of_layout = |layout: &Layout| {
         let probe = Candidate {
