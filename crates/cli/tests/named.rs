@@ -88,6 +88,18 @@ fn one_command_plans_a_model_of_the_catalogue_on_own_data() {
     let number = |name: &str| rejected[name].as_u64().unwrap();
     assert_eq!(fallen + number("num_slower") + plans, number("num_candidates"), "{rejected}");
     assert!(!again.contains("measuring"), "profiles that are there are taken: {again}");
+    // Each says where its time and memory go, by first answers on two of the batches, and what its ranks send.
+    for plan in answer["plans"].as_array().unwrap() {
+        let part = |of: &str| {
+            let sum: f64 = plan[of].as_object().unwrap().values().map(|part| part.as_f64().unwrap()).sum();
+            let whole = if of == "time_ns" { ("step_ms", 1e6) } else { ("peak_bytes", 1.0) };
+            sum / (plan[whole.0].as_f64().unwrap() * whole.1)
+        };
+        assert!((0.9..1.2).contains(&part("time_ns")), "{plan}");
+        assert!((0.7..1.01).contains(&part("memory_bytes")), "{plan}");
+        assert!(plan["fullest_rank"].as_u64().unwrap() < 16, "{plan}");
+        assert!(plan["communication"]["time_ms"].as_f64().unwrap() > 0.0, "{plan}");
+    }
     let plan = &answer["plans"][0];
     let could = 16.0 * 989e12;
     let rate = plan["samples_per_s"].as_f64().unwrap() * mean_flops(&session, Recipe::Full);

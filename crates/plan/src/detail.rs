@@ -15,17 +15,20 @@ use crate::search::{sampled_batches, step_alone_ns};
 use crate::space::Candidate;
 use crate::work_bound::work_bound_ns;
 use dflop_cost::RankMemory;
-use dflop_step::{Arm, Method, StepError};
+use dflop_step::{Arm, Method, StepError, StepScheduler};
 use dflop_types::number::{self, percent, times};
-use dflop_types::{Cluster, Rank, RankedPlan, Recomputation, Zero, memory_size};
+use dflop_types::{Cluster, Rank, RankedPlan, Recomputation, SampleIndex, Schedule, Zero, memory_size};
 use std::fmt::Write as _;
 
 /// The most global batches that the detail is a mean of.
 const BATCHES: usize = 4;
 
+/// The most global batches of [`spent`].
+const FIRST_ANSWERS: usize = 2;
+
 /// Where time and memory of a plan go, as means over sampled global batches, in nanoseconds and bytes.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Detail {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spent {
     /// Parts of the step by name; together the step.
     pub time_ns: Vec<(&'static str, u64)>,
     /// The mean step of these batches.
@@ -36,6 +39,13 @@ pub struct Detail {
     pub memory: Vec<(&'static str, u64)>,
     /// Which rank that is.
     pub fullest_rank: u32,
+}
+
+/// Where time and memory of a plan go, and what it would take without some of its parts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Detail {
+    /// Time and memory.
+    pub spent: Spent,
     /// The same layout under simpler methods, from arrival order up to ours: the name of the method, and its step in
     /// nanoseconds; `None` if it does not fit.
     pub without: Vec<(String, Option<u64>)>,
@@ -59,14 +69,77 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
     let mut batches = sampled_batches(input)?;
     batches.truncate(BATCHES);
     let count = batches.len().max(1) as u64;
+    let mut schedules = Vec::with_capacity(batches.len());
+    for (step, batch) in (0..).zip(&batches) {
+        schedules.push(scheduler.schedule_until(step, batch, Arm::AWARE, input.halt)?);
+    }
+    let spent = spent_on(input, (&models, &scheduler), plan, &batches, &schedules)?;
+    let mut without = Vec::new();
+    for method in LADDER {
+        let arm = Arm { method, is_ahead: false };
+        let mut sum = Some(0);
+        for (step, batch) in (0..).zip(&batches) {
+            let ns = match scheduler.schedule_until(step, batch, arm, input.halt) {
+                Ok(schedule) => Some(schedule.predicted_makespan_ns),
+                Err(error) if crate::refusal(&error).is_some() => None,
+                // A simple method may find no place for some sample under the caps that the aware one keeps.
+                Err(StepError::Balance(_)) => None,
+                Err(error) => return Err(error.into()),
+            };
+            sum = sum.zip(ns).map(|(sum, ns)| sum + ns);
+        }
+        without.push((arm.to_string(), sum.map(|sum: u64| sum / count)));
+    }
+    let without_parts = without_parts(input, plan)?;
+    Ok(Detail { spent, without, without_parts })
+}
+
+/// Where time and memory of `plan`, a plan of `input`, go by the scheduler's first answers on up to two sampled global batches. A
+/// batch whose first answer is over the memory is searched whole; one that fits by no schedule is left out. `None` if none fits.
+///
+/// # Errors
+/// As [`crate::search()`].
+pub fn spent(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Option<Spent>, PlanError> {
+    let candidate = Candidate::from(plan);
+    let models = Models::cut_over(input, [Some(plan.layout.encoder.tp), Some(plan.layout.llm.tp)])?;
+    let scheduler = candidate.scheduler(input, &models)?;
+    let mut sampled = sampled_batches(input)?;
+    sampled.truncate(FIRST_ANSWERS);
+    let (mut batches, mut schedules) = (Vec::new(), Vec::new());
+    for (step, batch) in (0..).zip(sampled) {
+        let first = scheduler.schedule_until(step, &batch, Arm::AWARE, &|| true);
+        match first.or_else(|_| scheduler.schedule(step, &batch, Arm::AWARE)) {
+            Ok(schedule) => {
+                schedules.push(schedule);
+                batches.push(batch);
+            }
+            Err(error) if crate::refusal(&error).is_some() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if batches.is_empty() {
+        return Ok(None);
+    }
+    spent_on(input, (&models, &scheduler), plan, &batches, &schedules).map(Some)
+}
+
+/// Where time and memory go under these schedules of the batches.
+fn spent_on(
+    input: &SearchInput<'_>,
+    (models, scheduler): (&Models, &StepScheduler),
+    plan: &RankedPlan,
+    batches: &[Vec<SampleIndex>],
+    schedules: &[Schedule],
+) -> Result<Spent, PlanError> {
+    let candidate = Candidate::from(plan);
+    let count = batches.len().max(1) as u64;
     // Ranks of a tensor group wait at the same times, and hold as much as each other.
     let ranks = u64::from(plan.layout.by_group().num_ranks()).max(1);
     let (mut steps, mut ends, mut idle) = (Vec::new(), 0, [0_u64; 3]);
     let mut eased_ns = 0;
     let (mut memory, mut fullest_rank) = (RankMemory::default(), 0);
-    for (step, batch) in (0..).zip(&batches) {
-        let schedule = scheduler.schedule_until(step, batch, Arm::AWARE, input.halt)?;
-        let timeline = scheduler.simulate(&schedule)?;
+    for schedule in schedules {
+        let timeline = scheduler.simulate(schedule)?;
         steps.push(timeline.makespan_ns);
         let last = timeline.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
         ends += timeline.makespan_ns.saturating_sub(last);
@@ -77,8 +150,8 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         ]) {
             *sum += ns / ranks;
         }
-        eased_ns += scheduler.recomputation_ns(&schedule)? / ranks;
-        for (rank, of_rank) in (0..).zip(scheduler.memory(&schedule)?) {
+        eased_ns += scheduler.recomputation_ns(schedule)? / ranks;
+        for (rank, of_rank) in (0..).zip(scheduler.memory(schedule)?) {
             if of_rank.total_bytes() > memory.total_bytes() {
                 let first = plan.layout.ranks_of_group(Rank(rank)).next().map_or(rank, |first| first.0);
                 (memory, fullest_rank) = (of_rank, first);
@@ -91,13 +164,13 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         cluster: Cluster { num_ranks: plan.layout.num_ranks(), ..input.cluster.clone() },
         ..input.clone()
     };
-    let work_ns = work_bound_ns(&used, models.plain(), &batches).min(step_ns);
+    let work_ns = work_bound_ns(&used, models.plain(), batches).min(step_ns);
     let without = Candidate { recompute: Recomputation::NONE, ..candidate };
     let recomputed_ns = if candidate.eases(input) {
         eased_ns / count
     } else {
-        let with = work_bound_ns(&used, models.of(&candidate), &batches);
-        with.saturating_sub(work_bound_ns(&used, models.of(&without), &batches))
+        let with = work_bound_ns(&used, models.of(&candidate), batches);
+        with.saturating_sub(work_bound_ns(&used, models.of(&without), batches))
     };
     let named = [
         ("work", work_ns),
@@ -119,31 +192,12 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         })
         .collect();
     time_ns.push(("launches, small products, collectives", left));
-    let mut without = Vec::new();
-    for method in LADDER {
-        let arm = Arm { method, is_ahead: false };
-        let mut sum = Some(0);
-        for (step, batch) in (0..).zip(&batches) {
-            let ns = match scheduler.schedule_until(step, batch, arm, input.halt) {
-                Ok(schedule) => Some(schedule.predicted_makespan_ns),
-                Err(error) if crate::refusal(&error).is_some() => None,
-                // A simple method may find no place for some sample under the caps that the aware one keeps.
-                Err(StepError::Balance(_)) => None,
-                Err(error) => return Err(error.into()),
-            };
-            sum = sum.zip(ns).map(|(sum, ns)| sum + ns);
-        }
-        without.push((arm.to_string(), sum.map(|sum: u64| sum / count)));
-    }
-    let without_parts = without_parts(input, plan)?;
-    Ok(Detail {
+    Ok(Spent {
         time_ns,
         step_ns,
         step_ns_max: steps.into_iter().max().unwrap_or(0),
         memory: memory.by_use().into_iter().filter(|(_, bytes)| *bytes > 0).collect(),
         fullest_rank,
-        without,
-        without_parts,
     })
 }
 
@@ -188,19 +242,20 @@ fn without_parts(
 impl Detail {
     /// The detail for people. Ends with a line end.
     pub fn words(&self) -> String {
-        let whole = self.step_ns.max(1) as f64;
+        let spent = &self.spent;
+        let whole = spent.step_ns.max(1) as f64;
         let mut text = format!(
             "\nwhere {} go (longest of these steps {})\n",
-            number::ns(self.step_ns),
-            number::ns(self.step_ns_max)
+            number::ns(spent.step_ns),
+            number::ns(spent.step_ns_max)
         );
-        for (name, ns) in self.time_ns.iter().filter(|(_, ns)| *ns > 0) {
+        for (name, ns) in spent.time_ns.iter().filter(|(_, ns)| *ns > 0) {
             let _ = writeln!(text, "  {:>11}  {:>6}  {name}", number::ns(*ns), percent(*ns as f64 / whole));
         }
-        let bytes: u64 = self.memory.iter().map(|(_, bytes)| bytes).sum();
+        let bytes: u64 = spent.memory.iter().map(|(_, bytes)| bytes).sum();
         let _ =
-            writeln!(text, "\nwhat rank {} holds at its fullest, {}", self.fullest_rank, memory_size(bytes));
-        for (name, bytes) in &self.memory {
+            writeln!(text, "\nwhat rank {} holds at its fullest, {}", spent.fullest_rank, memory_size(bytes));
+        for (name, bytes) in &spent.memory {
             let _ = writeln!(text, "  {:>11}  {name}", memory_size(*bytes));
         }
         let row = |text: &mut String, name: &str, ns: Option<u64>| {

@@ -58,7 +58,7 @@ pub use baseline::{compare, data_parallel_of, refusal};
 pub use caveats::Caveats;
 pub use communication::{Communication, Sent, communication};
 pub use data_parallel::{DataParallel, DataParallelStep};
-pub use detail::{Detail, detail};
+pub use detail::{Detail, Spent, detail, spent};
 pub use error::PlanError;
 pub use explain::{describe, explain, gain};
 pub use fewer_ranks::{FewerRanks, fewer_ranks};

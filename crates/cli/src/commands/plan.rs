@@ -12,7 +12,7 @@ use dflop_analytic::{Architecture, HARDWARE, Hardware};
 use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
 use dflop_plan::{
     Communication, Detail, FewerRanks, Only, Outcome, Rival, SearchEffort, SearchInput, Sent, communication,
-    detail, explain, fewer_ranks, search, way_out, why_no_candidate,
+    detail, explain, fewer_ranks, search, spent, way_out, why_no_candidate,
 };
 use dflop_types::{
     DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, Plan, RankedPlan, Tower, Trained, artifact,
@@ -103,6 +103,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     if arguments.json {
         let seconds = start.elapsed().as_secs_f64();
         let mut value = as_json(&outcome, hint.as_deref(), &inputs, seconds);
+        add_spent(&input, &outcome.ranked, &mut value["plans"])?;
         let parts = [
             ("exposed_communication_ms", sent.as_ref().map(exposed_ms)),
             ("communication", sent.as_ref().map(communication_json)),
@@ -329,16 +330,34 @@ fn samples_per_s(outcome: &Outcome, ns: u64) -> f64 {
     f64::from(outcome.num_samples) / (ns.max(1) as f64 / 1e9)
 }
 
+/// Numbers by name.
+fn parts(parts: &[(&str, u64)]) -> Map<String, Value> {
+    parts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+}
+
+/// Adds to each plan of `--json` where its time and memory go, and what its ranks send.
+fn add_spent(input: &SearchInput<'_>, plans: &[RankedPlan], values: &mut Value) -> Result<(), Failure> {
+    for (value, plan) in values.as_array_mut().into_iter().flatten().zip(plans) {
+        if let Some(spent) = spent(input, plan)? {
+            value["time_ns"] = Value::Object(parts(&spent.time_ns));
+            value["memory_bytes"] = Value::Object(parts(&spent.memory));
+            value["fullest_rank"] = json!(spent.fullest_rank);
+        }
+        if let Some(sent) = communication(input, plan)? {
+            value["communication"] = communication_json(&sent);
+        }
+    }
+    Ok(())
+}
+
 fn detail_json(plan: &RankedPlan, detail: &Detail) -> Value {
-    let parts = |parts: &[(&str, u64)]| {
-        parts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>()
-    };
+    let spent = &detail.spent;
     let without: Vec<_> = detail.without.iter().map(|(way, ns)| json!({"way": way, "step_ns": ns})).collect();
     let without_parts: Vec<_> =
         detail.without_parts.iter().map(|(way, ns)| json!({"way": way, "step_ns": ns})).collect();
-    json!({"layout": plan.layout, "step_ns": detail.step_ns, "step_ns_max": detail.step_ns_max,
-           "time_ns": parts(&detail.time_ns), "fullest_rank": detail.fullest_rank,
-           "memory_bytes": parts(&detail.memory), "without": without, "without_parts": without_parts})
+    json!({"layout": plan.layout, "step_ns": spent.step_ns, "step_ns_max": spent.step_ns_max,
+           "time_ns": parts(&spent.time_ns), "fullest_rank": spent.fullest_rank,
+           "memory_bytes": parts(&spent.memory), "without": without, "without_parts": without_parts})
 }
 
 /// A search for programs: its plans, what people run today, why others were not chosen.
