@@ -69,11 +69,11 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
     let mut batches = sampled_batches(input)?;
     batches.truncate(BATCHES);
     let count = batches.len().max(1) as u64;
-    let mut schedules = Vec::with_capacity(batches.len());
+    let mut answers = Vec::with_capacity(batches.len());
     for (step, batch) in (0..).zip(&batches) {
-        schedules.push(scheduler.schedule_until(step, batch, Arm::AWARE, input.halt)?);
+        answers.push(scheduler.schedule_until(step, batch, Arm::AWARE, input.halt)?);
     }
-    let spent = spent_on(input, (&models, &scheduler), plan, &batches, &schedules)?;
+    let spent = spent_on(input, (&models, &scheduler), plan, &batches, &answers)?;
     let mut without = Vec::new();
     for method in LADDER {
         let arm = Arm { method, is_ahead: false };
@@ -105,12 +105,12 @@ pub fn spent(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Option<Spent>
     let scheduler = candidate.scheduler(input, &models)?;
     let mut sampled = sampled_batches(input)?;
     sampled.truncate(FIRST_ANSWERS);
-    let (mut batches, mut schedules) = (Vec::new(), Vec::new());
+    let (mut batches, mut answers) = (Vec::new(), Vec::new());
     for (step, batch) in (0..).zip(sampled) {
         let first = scheduler.schedule_until(step, &batch, Arm::AWARE, &|| true);
         match first.or_else(|_| scheduler.schedule(step, &batch, Arm::AWARE)) {
             Ok(schedule) => {
-                schedules.push(schedule);
+                answers.push(schedule);
                 batches.push(batch);
             }
             Err(error) if crate::refusal(&error).is_some() => {}
@@ -120,16 +120,16 @@ pub fn spent(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Option<Spent>
     if batches.is_empty() {
         return Ok(None);
     }
-    spent_on(input, (&models, &scheduler), plan, &batches, &schedules).map(Some)
+    spent_on(input, (&models, &scheduler), plan, &batches, &answers).map(Some)
 }
 
-/// Where time and memory go under these schedules of the batches.
+/// Where time and memory go under these answers of the batches.
 fn spent_on(
     input: &SearchInput<'_>,
     (models, scheduler): (&Models, &StepScheduler),
     plan: &RankedPlan,
     batches: &[Vec<SampleIndex>],
-    schedules: &[Schedule],
+    answers: &[Schedule],
 ) -> Result<Spent, PlanError> {
     let candidate = Candidate::from(plan);
     let count = batches.len().max(1) as u64;
@@ -138,7 +138,7 @@ fn spent_on(
     let (mut steps, mut ends, mut idle) = (Vec::new(), 0, [0_u64; 3]);
     let mut eased_ns = 0;
     let (mut memory, mut fullest_rank) = (RankMemory::default(), 0);
-    for schedule in schedules {
+    for schedule in answers {
         let timeline = scheduler.simulate(schedule)?;
         steps.push(timeline.makespan_ns);
         let last = timeline.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
