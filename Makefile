@@ -87,11 +87,12 @@ test-rust: setup
 	cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-bench --quiet --doc
 
 # Processes that run tests beside each other: more than cores, as many tests wait for ranks of theirs. Neighbours in a file stay together, as they share what is made for it.
-TEST_JOBS ?= 3
+TEST_JOBS ?= 4
 test-python: setup $(DEV)
 	$(BIN)/python -m pytest -m "not gpu and not layouts and not site and not more" -n $(TEST_JOBS) --dist worksteal
 
 test-more: setup $(DEV) ## Further cases of what `make test` tries: other families, layouts and seeds (minutes; CI runs them)
+	cargo test --release --locked --package dflop-plan --package dflop-cli --test all --quiet -- --ignored more::
 	$(BIN)/python -m pytest -m "more and not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 SEEDS ?= 20

@@ -105,8 +105,8 @@ def _say_rehearsed(arguments: dict[str, Any]) -> None:
     print(
         f"rehearsed {steps} on {found['ranks']} ranks: a step took {found['step_ms_median']:,.0f} ms "
         f"(median), simulated {found['simulated_ms_median']:,.0f} ms; "
-        f"error {found['error_median']:.2%} (median), "
-        f"{found['error_p95']:.2%} (p95)"
+        f"error {100 * found['error_median']:.2f} % (median), "
+        f"{100 * found['error_p95']:.2f} % (p95)"
     )
     if arguments["steps"] == 1:
         print("note: ranks connect in the first step, and there is no other: rehearse two steps or more")
@@ -122,7 +122,7 @@ def _why_off(found: dict[str, Any], asked: dict[str, Any]) -> str:
     error = found["error_median"]
     if error <= _OFF_RATIO:
         return ""
-    start = f"rehearsed steps are {error:.0%} off simulated ones"
+    start = f"rehearsed steps are {100 * error:.0f} % off simulated ones"
     slowed = {
         "--slow-rank": asked["slow_ranks"],
         "--slow-shapes": asked["slow_shapes"],

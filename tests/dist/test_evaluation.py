@@ -61,7 +61,7 @@ class HeldOutOracle(Oracle):
 COVERED = [pytest.param(layout, marks=pytest.mark.layouts) for layout in ((1, 1, 1), (2, 0))]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "layout", [*COVERED, (2, 2, 1), (1, 1, 2), (2, 1), (2, 3), (1, 1, 1, {"encoder_tp": 2})], ids=str
 )

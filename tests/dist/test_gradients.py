@@ -196,6 +196,7 @@ SPLIT = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layout", [(2, 1, 1), (2, 1, 2), (2, 2, 1), (3, 2, 1)], ids=name)
 def test_a_sample_in_parts_has_the_gradients_of_one_process(layout, model_dir, expected, tmp_path):
     """A video and several images on more than one encoder replica; the newline is where the video ends."""
@@ -208,6 +209,7 @@ def test_a_sample_in_parts_has_the_gradients_of_one_process(layout, model_dir, e
     assert float(gradients["model.image_newline"].norm()) > zero_of(gradients)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("layout", [(1, 2, 1), (2, 1, 1), (1, 1, 3)], ids=name)
 def test_the_norm_that_clips_is_that_of_one_process(layout, model_dir, expected, tmp_path):
     """Over all components and stages, replicas counted once; clipping scales every gradient alike."""

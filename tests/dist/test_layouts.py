@@ -232,7 +232,7 @@ def name(value):
     return value.__name__ if callable(value) else str(value)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("placed", "dp", "sharding"), COVERING, ids=name)
 def test_a_colocated_layout_trains_as_one_process(placed, dp, sharding, model_dir, oracles, tmp_path):
     """Every rank holds both components; its own features never leave it."""
@@ -259,7 +259,7 @@ def test_frozen_parts_of_a_colocated_layout(sharding, is_frozen, model_dir, orac
     check(plan, schedule_of(llm), model_dir, oracles(is_frozen), tmp_path, is_frozen)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("zero", "recompute"),
     [

@@ -199,7 +199,7 @@ def deferring(demo, tmp_path_factory):
     return asked, directory / "run"
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("layout", [(2, 2, 1), (1, 1, 2), (2, 2), (3, 3)], ids=str)
 def test_another_layout_goes_on_with_the_same_samples(layout, demo, deferring, tmp_path):
     """Other replicas, or another cut of the LLM: the samples that come next, and what they teach, are the same.

@@ -27,11 +27,11 @@ def test_a_rehearsal_that_is_far_off_says_why():
     found = {"error_median": 0.25, "ranks": 32}
     why = command._why_off
     assert why({**found, "error_median": 0.1}, asked) == ""
-    late = "rehearsed steps are 25% off simulated ones: the ranks were late, as this machine could not wake 32 of them in time"
+    late = "rehearsed steps are 25 % off simulated ones: the ranks were late, as this machine could not wake 32 of them in time"
     assert why(found, asked) == late
     assert why(found, {**asked, "speed": 50.0}) == f"{late} at `--speed 50`; take a lower one"
     slowed = {**asked, "speed": 50.0, "slow_ranks": [{"rank": 3}], "network_latency_ns": 5}
     known = (
-        "rehearsed steps are 25% off simulated ones, which know nothing of --slow-rank and --network-latency"
+        "rehearsed steps are 25 % off simulated ones, which know nothing of --slow-rank and --network-latency"
     )
     assert why(found, slowed) == known

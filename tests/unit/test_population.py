@@ -54,8 +54,8 @@ def test_a_source_that_is_gone_is_named_once():
     first_step, first = found[0]
     assert first_step < 12
     assert first["cause"] == "population"
-    assert "samples of source `clips` are 0.0% of those trained in the last" in first["words"]
-    assert "20.0% of the data profile" in first["words"]
+    assert "samples of source `clips` are 0.0 % of those trained in the last" in first["words"]
+    assert "20.0 % of the data profile" in first["words"]
     assert all("source" in event["words"] for _, event in found)
     names = [event["words"].split("`")[1] for _, event in found]
     assert len(names) == len(set(names)) <= 3

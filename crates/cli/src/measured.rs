@@ -67,6 +67,9 @@ pub(crate) struct StepMetrics {
     /// Whether nothing was computed: `dflop rehearse` wrote it.
     #[serde(default)]
     pub(crate) is_rehearsed: bool,
+    /// Whether ranks connected in it, the first step after their start. Rehearsals say so.
+    #[serde(default)]
+    pub(crate) is_first: bool,
     /// Position of the pair that this step belongs to, in a comparison; `null` otherwise.
     #[serde(default)]
     pub(crate) pair: Option<u64>,
@@ -337,6 +340,7 @@ pub(crate) fn step_of_pair(pair: u64, arm: &str, step_ns: u64, predicted_ns: u64
         schedule_wait_ns: pair,
         was_stopped: false,
         is_rehearsed: false,
+        is_first: false,
         pair: Some(pair),
     }
 }

@@ -54,9 +54,13 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Those of `metrics`; `None` where there are none.
+    /// Those of `metrics` in which ranks do not connect, if there are any: as the last line of a rehearsal counts them. `None`
+    /// where there are no steps at all.
     pub(crate) fn of(metrics: &[StepMetrics]) -> Option<Self> {
-        let measured: Vec<&StepMetrics> = metrics.iter().filter(|m| m.step_ns > 0).collect();
+        let mut measured: Vec<&StepMetrics> = metrics.iter().filter(|m| m.step_ns > 0).collect();
+        if measured.iter().any(|m| !m.is_first) {
+            measured.retain(|m| !m.is_first);
+        }
         let over = |m: &&StepMetrics| m.step_ns as f64 / m.predicted_ns.max(1) as f64;
         (!measured.is_empty()).then(|| Self {
             count: measured.len(),
@@ -104,6 +108,17 @@ mod tests {
         let near: Vec<_> = [1_100, 1_190].map(|ns| step(1, "aware", ns, 1_000)).into();
         assert_eq!(Steps::of(&near).unwrap().miss(), None);
         assert!(Steps::of(&[]).is_none());
+    }
+
+    /// As the terminal counts them at the end of a rehearsal.
+    #[test]
+    fn a_step_in_which_ranks_connect_counts_only_where_there_is_no_other() {
+        let mut metrics: Vec<_> = [9_000, 1_000, 1_200].map(|ns| step(1, "aware", ns, 1_000)).into();
+        metrics[0].is_first = true;
+        let steps = Steps::of(&metrics).unwrap();
+        assert_eq!(steps.count, 2);
+        assert!((steps.over_predicted_median - 1.1).abs() < 1e-9);
+        assert_eq!(Steps::of(&metrics[..1]).unwrap().count, 1);
     }
 
     #[test]

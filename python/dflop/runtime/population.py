@@ -134,8 +134,8 @@ def _event(name: str, share: float, change: dict[str, Any]) -> dict[str, Any]:
     found = change["count"] / max(1, change["num_samples"])
     what, _, which = name.partition(" ")
     words = (
-        f"samples of {what} `{which}` are {found:.1%} of those trained in the last {change['num_steps']} "
-        f"steps, {share:.1%} of the data profile"
+        f"samples of {what} `{which}` are {100 * found:.1f} % of those trained in the last "
+        f"{change['num_steps']} steps, {100 * share:.1f} % of the data profile"
     )
     return {
         "kind": "alarm",
