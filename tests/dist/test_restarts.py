@@ -29,9 +29,15 @@ def checkpoint(out, step):
     step_dir(out, step).mkdir(parents=True)
 
 
-def test_restarts_are_counted_from_the_newest_checkpoint(tmp_path, monkeypatch, capsys):
+@pytest.fixture(autouse=True)
+def not_restarted(monkeypatch):
+    """What the agent sets in its own process is undone: ranks of later tests would count as started again."""
+    monkeypatch.setenv("DFLOP_RESTARTED", "0")
+    monkeypatch.delenv("DFLOP_RESTARTED")
+
+
+def test_restarts_are_counted_from_the_newest_checkpoint(tmp_path, capsys):
     """Two in a row; a checkpoint begins the count anew."""
-    monkeypatch.delenv("DFLOP_RESTARTED", raising=False)
     restarts = Restarts({"max_restarts": 2, "out": str(tmp_path)})
     assert restarts.may_restart([KILLED, LEFT_ALONE])
     assert os.environ["DFLOP_RESTARTED"] == "1"

@@ -39,7 +39,11 @@ def test_every_family_that_trains_is_put_to_the_test():
     assert tested == {name for name, can in families().items() if can["train"]}
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+# `make test` has every other family here, and each in some of the other tests.
+ALL = [pytest.param(name, marks=pytest.mark.more if place % 2 else ()) for place, name in enumerate(SETTINGS)]
+
+
+@pytest.fixture(scope="module", params=ALL)
 def family(request, tmp_path_factory):
     """(name, adapter, samples by name) of a tiny model."""
     folder = tmp_path_factory.mktemp("family")
