@@ -57,7 +57,7 @@ pub fn estimate(
     };
     let cut = |degree: u32| {
         let of = |module: &Module| module.cut(u64::from(degree));
-        // Layers of several kinds are cut if those of each kind can be.
+        // The LLM has layers of several kinds. It is cut only by a degree that divides those of every kind.
         let is_of_llm = |module: &Module| LLM_LAYERS.contains(&module.name);
         let are_divided = modules.iter().filter(|module| is_of_llm(module)).all(|one| of(one).is_some());
         let modules = modules.iter().filter(|module| !is_whole(module) && module.name != LINEAR_LAYER);

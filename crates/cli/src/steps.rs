@@ -54,8 +54,8 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Those of `metrics` in which ranks do not connect, if there are any: as the last line of a rehearsal counts them. `None`
-    /// where there are no steps at all.
+    /// The steps of `metrics`. One in which ranks connect is left out if there are others, as in the last line of a rehearsal.
+    /// `None` if there are no steps.
     pub(crate) fn of(metrics: &[StepMetrics]) -> Option<Self> {
         let mut measured: Vec<&StepMetrics> = metrics.iter().filter(|m| m.step_ns > 0).collect();
         if measured.iter().any(|m| !m.is_first) {

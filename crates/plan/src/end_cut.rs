@@ -26,7 +26,7 @@ impl EndCut {
         })
     }
 
-    /// Layers by stage, where each rank has so many chunks. These are equal, as Megatron has them.
+    /// Layers by stage. Each rank has `chunks` stages with equally many layers, as in Megatron.
     pub(crate) fn stages(self, pp: u32, chunks: u32) -> Vec<u32> {
         (0..chunks).flat_map(|_| self.ranks(pp)).map(|layers| layers / chunks).collect()
     }
@@ -35,7 +35,7 @@ impl EndCut {
 /// The longest rank and the sum of squares of all: of two cuts whose longest ranks are equal the more even one is better.
 type Load = (u64, u128);
 
-/// What ranks with so many layers take, if a layer takes `layer_ns` and the ends take `ends_ns` more.
+/// The load of ranks with these numbers of layers. A layer takes `layer_ns`; the first and the last rank take `ends_ns` more.
 fn load(layers: impl Iterator<Item = u32>, layer_ns: u64, ends_ns: [u64; 2]) -> Load {
     let layers: Vec<u32> = layers.collect();
     let last = layers.len() - 1;
@@ -47,8 +47,8 @@ fn load(layers: impl Iterator<Item = u32>, layer_ns: u64, ends_ns: [u64; 2]) -> 
     (all().max().unwrap_or(0), all().map(|ns| u128::from(ns).saturating_pow(2)).sum())
 }
 
-/// The cuts whose longest rank is shortest, the best first, at most [`CUTS_TRIED`]; none whose longest rank is longer than that of
-/// the even cut. Each of the `pp` ranks has `chunks` equal stages. A layer takes `layer_ns`; the first and the last rank take
+/// The cuts with the shortest longest rank, the best first. There are at most [`CUTS_TRIED`], and a cut whose longest rank is
+/// longer than that of the even cut is not among them. Each of the `pp` ranks has `chunks` equal stages. A layer takes `layer_ns`; the first and the last rank take
 /// `ends_ns` more.
 pub(crate) fn end_cuts(
     num_layers: u32,

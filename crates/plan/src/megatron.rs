@@ -121,8 +121,8 @@ impl Pipelines {
         [RankOrder::TpDpPp, RankOrder::TpPpDp].map(of).into_iter().min_by_key(spent_ns).unwrap_or(self)
     }
 
-    /// The even cut, and those that make the ranks at the ends as long as the others, by the predicted work of a batch in arrival
-    /// order.
+    /// The even cut, and cuts that make the ranks at the ends about as long as the others. The times are the predicted work of a
+    /// batch in arrival order.
     fn cuts(&self, input: &SearchInput<'_>, models: &Models, batch: Option<&&[SampleIndex]>) -> Vec<Self> {
         let Some((model, batch)) = models.cut(self.tp, self.recompute).zip(batch) else { return vec![*self] };
         let work_ns = |of: &dyn Fn(&MicrobatchShape) -> u64| -> u64 {

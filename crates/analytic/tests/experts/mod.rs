@@ -42,7 +42,7 @@ fn experts_are_cut_by_their_width() {
     }
 }
 
-/// A width that a degree does not divide is no layout, and is named.
+/// A degree that does not divide the width of an expert is refused. The error names both numbers.
 #[test]
 fn a_width_of_experts_that_a_degree_does_not_divide_is_named() {
     let mut architecture = catalogue_model("qwen3-vl-30b-a3b").unwrap().architecture().unwrap();

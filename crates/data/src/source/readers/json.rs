@@ -209,7 +209,7 @@ pub(super) fn parse(bytes: &[u8], line: u64) -> Result<Value, String> {
     })
 }
 
-/// The word that Python's `json.dumps` writes for a number that is none, where the parser stopped at it.
+/// `NaN` or `Infinity`, if the parser stopped there. Python's `json.dumps` writes these words, and JSON has no such numbers.
 fn no_number(bytes: &[u8], error: &serde_json::Error) -> Option<&'static str> {
     let row = bytes.split(|byte| *byte == b'\n').nth(error.line().checked_sub(1)?)?;
     // The parser stops at the first letter, or behind a sign that it took for a number's.
