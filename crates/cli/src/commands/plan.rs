@@ -103,7 +103,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     if arguments.json {
         let seconds = start.elapsed().as_secs_f64();
         let mut value = as_json(&outcome, hint.as_deref(), &inputs, seconds);
-        add_spent(&input, &outcome.ranked, &mut value["plans"])?;
+        add_spent(&input, &outcome.ranked, sent.as_ref(), &mut value["plans"])?;
         let parts = [
             ("exposed_communication_ms", sent.as_ref().map(exposed_ms)),
             ("communication", sent.as_ref().map(communication_json)),
@@ -335,16 +335,23 @@ fn parts(parts: &[(&str, u64)]) -> Map<String, Value> {
     parts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
 }
 
-/// Adds to each plan of `--json` where its time and memory go, and what its ranks send.
-fn add_spent(input: &SearchInput<'_>, plans: &[RankedPlan], values: &mut Value) -> Result<(), Failure> {
-    for (value, plan) in values.as_array_mut().into_iter().flatten().zip(plans) {
+/// Adds to each plan of `--json` where its time and memory go, and what its ranks send. `of_best`: what those of the first plan
+/// send, which is known already.
+fn add_spent(
+    input: &SearchInput<'_>,
+    plans: &[RankedPlan],
+    of_best: Option<&Communication>,
+    values: &mut Value,
+) -> Result<(), Failure> {
+    for (at, (value, plan)) in values.as_array_mut().into_iter().flatten().zip(plans).enumerate() {
         if let Some(spent) = spent(input, plan)? {
             value["time_ns"] = Value::Object(parts(&spent.time_ns));
             value["memory_bytes"] = Value::Object(parts(&spent.memory));
             value["fullest_rank"] = json!(spent.fullest_rank);
         }
-        if let Some(sent) = communication(input, plan)? {
-            value["communication"] = communication_json(&sent);
+        let of_other = if at == 0 { None } else { communication(input, plan)? };
+        if let Some(sent) = of_best.filter(|_| at == 0).or(of_other.as_ref()) {
+            value["communication"] = communication_json(sent);
         }
     }
     Ok(())
