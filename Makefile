@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
+# Container images often set this. Each process would then compile all that it imports of torch and transformers: 9 CPU
+# seconds of 17, and the tests start hundreds. What is written lies in .venv and in __pycache__ here.
+unexport PYTHONDONTWRITEBYTECODE
 VENV   := .venv
 BIN    := $(VENV)/bin
 DFLOP  := $(BIN)/dflop

@@ -133,7 +133,7 @@ fn no_runner_up_is_slower_than_arrival_order_in_its_own_layout() {
     assert!(plans.len() > 3, "{first}");
     let mut num_compared = 0;
     // Each is a search of its own.
-    for (place, plan) in (1..=4).zip(plans) {
+    for (place, plan) in (1..=3).zip(plans) {
         let answer = if place == 1 { first.clone() } else { explained(place) };
         let ways = answer["explained"]["without"].as_array().unwrap();
         let of =
