@@ -6,7 +6,7 @@
 use dflop_report::StepView;
 use dflop_step::Link;
 use dflop_types::statistics::quantile_of;
-use dflop_types::{Action, Rank, Timeline};
+use dflop_types::{Action, Rank, Span, Timeline};
 use std::collections::{BTreeMap, HashMap};
 
 /// Steps that say what is usual, evenly spread.
@@ -17,12 +17,14 @@ const SLOW: f64 = 1.15;
 const LEAST: f64 = 0.05;
 
 /// The usual step of a run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Usual {
     /// Its time over its prediction.
     pub(super) step_ratio: f64,
     /// The same of the median of its actions.
     action_ratio: f64,
+    /// The same of each rank's actions: above the others' where a rank is slow throughout the run.
+    rank_ratios: BTreeMap<Rank, f64>,
     /// What a rank waits for messages, in nanoseconds.
     transfer_ns: f64,
 }
@@ -52,17 +54,38 @@ fn both(view: &StepView) -> Option<(&Timeline, &Timeline)> {
     view.measured.as_ref().zip(view.predicted.as_ref()).filter(|(_, predicted)| predicted.makespan_ns > 0)
 }
 
-/// Measured over predicted time of each action, by rank.
-fn ratios(measured: &Timeline, predicted: &Timeline) -> BTreeMap<Rank, Vec<f64>> {
+/// Measured over predicted time of each action that was both.
+fn action_ratios(measured: &Timeline, predicted: &Timeline) -> Vec<(Rank, Action, f64)> {
     let known: HashMap<(Rank, Action), u64> =
         predicted.spans.iter().map(|span| ((span.rank, span.action), span.duration_ns())).collect();
+    let of = |span: &Span| known.get(&(span.rank, span.action)).filter(|ns| **ns > 0).copied();
+    let both = measured.spans.iter().filter_map(|span| Some((span, of(span)?)));
+    both.map(|(span, ns)| (span.rank, span.action, span.duration_ns() as f64 / ns as f64)).collect()
+}
+
+/// The same by rank.
+fn ratios(measured: &Timeline, predicted: &Timeline) -> BTreeMap<Rank, Vec<f64>> {
     let mut ratios: BTreeMap<Rank, Vec<f64>> = BTreeMap::new();
-    for span in &measured.spans {
-        if let Some(&ns) = known.get(&(span.rank, span.action)).filter(|ns| **ns > 0) {
-            ratios.entry(span.rank).or_default().push(span.duration_ns() as f64 / ns as f64);
-        }
+    for (rank, _, ratio) in action_ratios(measured, predicted) {
+        ratios.entry(rank).or_default().push(ratio);
     }
     ratios
+}
+
+/// Of each action, the median of measured over predicted time of the other actions of its rank.
+fn others_of_rank(measured: &Timeline, predicted: &Timeline) -> HashMap<(Rank, Action), f64> {
+    let mut own: BTreeMap<Rank, Vec<(Action, f64)>> = BTreeMap::new();
+    for (rank, action, ratio) in action_ratios(measured, predicted) {
+        own.entry(rank).or_default().push((action, ratio));
+    }
+    let mut others = HashMap::new();
+    for (rank, of) in own {
+        for &(action, _) in &of {
+            let rest = of.iter().filter(|(other, _)| *other != action).map(|(_, ratio)| *ratio);
+            others.extend(median(rest).map(|ratio| ((rank, action), ratio)));
+        }
+    }
+    others
 }
 
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
@@ -79,9 +102,15 @@ impl Usual {
         let steps: Vec<(&Timeline, &Timeline)> = views.iter().filter_map(|view| both(view)).collect();
         let every = steps.len().div_ceil(STEPS_MAX).max(1);
         let some = || steps.iter().step_by(every);
+        let mut by_rank: BTreeMap<Rank, Vec<f64>> = BTreeMap::new();
+        for (rank, of) in some().flat_map(|(measured, predicted)| ratios(measured, predicted)) {
+            by_rank.entry(rank).or_default().extend(median(of.into_iter()));
+        }
+        let rank_ratios = by_rank.into_iter().filter_map(|(rank, of)| Some((rank, median(of.into_iter())?)));
         Some(Self {
             step_ratio: median(steps.iter().map(|(m, p)| m.makespan_ns as f64 / p.makespan_ns as f64))?,
             action_ratio: median(some().filter_map(|(m, p)| median(ratios(m, p).into_values().flatten())))?,
+            rank_ratios: rank_ratios.collect(),
             transfer_ns: median(some().map(|(measured, _)| transfer_ns(measured)))?,
         })
     }
@@ -89,7 +118,7 @@ impl Usual {
 
 impl Blame {
     /// Of a step and its critical path; `None` where it was not both predicted and measured.
-    pub(super) fn of(view: &StepView, path: &[Link], usual: Usual) -> Option<Self> {
+    pub(super) fn of(view: &StepView, path: &[Link], usual: &Usual) -> Option<Self> {
         let (measured, predicted) = both(view)?;
         let took_ns = measured.makespan_ns as f64;
         let more_ns = took_ns - usual.step_ratio * predicted.makespan_ns as f64;
@@ -102,9 +131,14 @@ impl Blame {
         if of_all >= SLOW * usual.action_ratio {
             causes.push(Cause::AllRanks { ratio: of_all, usual: usual.action_ratio });
         }
-        // Where all actions of the step are slow alike, this action is not the cause.
+        // Where all actions of the step are slow alike, or all of this rank, in this step or in every one, this action is not the cause.
         let common = usual.action_ratio.max(of_all);
-        let more_of = |link: &Link| link.span.duration_ns() as f64 - common * link.predicted_ns as f64;
+        let of_others = others_of_rank(measured, predicted);
+        let more_of = |link: &Link| {
+            let of_rank = usual.rank_ratios.get(&link.span.rank).copied().unwrap_or(common);
+            let beside = of_others.get(&(link.span.rank, link.span.action)).copied().unwrap_or(common);
+            link.span.duration_ns() as f64 - common.max(of_rank).max(beside) * link.predicted_ns as f64
+        };
         let longest = (0..path.len()).max_by(|&a, &b| more_of(&path[a]).total_cmp(&more_of(&path[b])));
         let longest = longest.filter(|&at| more_of(&path[at]) >= more_ns / 2.0);
         causes.extend(longest.map(|at| Cause::Action { at, more_ns: more_of(&path[at]) as u64 }));
@@ -137,13 +171,17 @@ mod tests {
 
     /// Four ranks with eight actions each, one after the other: each takes `ns` of its rank and number.
     fn view(step: u64, ns: impl Fn(u32, u32) -> u64) -> StepView {
+        view_of(step, 8, ns)
+    }
+
+    fn view_of(step: u64, num_actions: u32, ns: impl Fn(u32, u32) -> u64) -> StepView {
         let timeline = |ns: &dyn Fn(u32, u32) -> u64| {
             let mut spans = Vec::new();
             for rank in 0..4 {
                 let mut at = 0;
-                for number in 0..8 {
+                for number in 0..num_actions {
                     let action = format!("0F{number}").parse().unwrap();
-                    spans.push(dflop_types::Span {
+                    spans.push(Span {
                         rank: Rank(rank),
                         action,
                         start_ns: at,
@@ -170,7 +208,7 @@ mod tests {
         let usual: Vec<StepView> = (0..9).map(|step| self::view(step, |_, _| 200)).collect();
         let usual = Usual::of(&usual.iter().chain([view]).collect::<Vec<_>>()).unwrap();
         assert!((usual.step_ratio - 2.0).abs() < 1e-9);
-        Blame::of(view, &path(view, rank), usual).unwrap()
+        Blame::of(view, &path(view, rank), &usual).unwrap()
     }
 
     #[test]
@@ -189,6 +227,29 @@ mod tests {
         // Forward 5 of rank 1 takes 1,000 instead of 200.
         let action = blame(&view(9, |rank, number| if (rank, number) == (1, 5) { 1_000 } else { 200 }), 1);
         assert_eq!(action, Blame { more_ns: 800, causes: vec![Cause::Action { at: 5, more_ns: 800 }] });
+    }
+
+    /// Steps of one microbatch, a forward and a backward on each rank: the longer of two slow actions has more than half of what
+    /// the step took longer, and yet it is not the cause.
+    #[test]
+    fn a_slow_rank_with_few_actions_is_no_slow_action() {
+        let slow = |rank: u32, number: u32| (if rank == 2 { 300 } else { 200 }) + 10 * u64::from(number);
+        let usual: Vec<StepView> =
+            (0..9).map(|step| view_of(step, 2, |_, number| 200 + 10 * u64::from(number))).collect();
+        let one = view_of(9, 2, slow);
+        let in_a_step = Usual::of(&usual.iter().collect::<Vec<_>>()).unwrap();
+        let blame = Blame::of(&one, &path(&one, 2), &in_a_step).unwrap();
+        assert!(matches!(blame.causes[..], [Cause::Rank { rank: Rank(2), .. }]), "{blame:?}");
+        // Slow in each step, and in one of them still slower in both actions.
+        let always: Vec<StepView> = (0..9).map(|step| view_of(step, 2, slow)).collect();
+        let worse = view_of(
+            9,
+            2,
+            |rank, number| if rank == 2 { 400 + 10 * u64::from(number) } else { slow(rank, number) },
+        );
+        let usual = Usual::of(&always.iter().collect::<Vec<_>>()).unwrap();
+        let blame = Blame::of(&worse, &path(&worse, 2), &usual).unwrap();
+        assert!(matches!(blame.causes[..], [Cause::Rank { rank: Rank(2), .. }]), "{blame:?}");
     }
 
     #[test]

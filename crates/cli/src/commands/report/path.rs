@@ -35,8 +35,8 @@ pub(super) fn slow_steps(
         let its = |s: &&StepSchedule| s.schedule.step == view.step && s.arm == view.arm;
         let (Some(line), Some(timeline)) = (logged.iter().find(its), &view.measured) else { continue };
         let path = scheduler.critical_path(&line.schedule, timeline)?;
-        let blame = usual.and_then(|usual| Blame::of(view, &path, usual));
-        let told = Told { scheduler, data, line, view, timeline, path: &path, usual, blame };
+        let blame = usual.as_ref().and_then(|usual| Blame::of(view, &path, usual));
+        let told = Told { scheduler, data, line, view, timeline, path: &path, usual: usual.as_ref(), blame };
         let wait_ns =
             metrics.iter().find(|m| m.step == view.step && m.arm == view.arm).map_or(0, |m| m.data_wait_ns);
         slow.push(SlowStep {
@@ -57,7 +57,7 @@ struct Told<'a> {
     view: &'a StepView,
     timeline: &'a Timeline,
     path: &'a [Link],
-    usual: Option<Usual>,
+    usual: Option<&'a Usual>,
     blame: Option<Blame>,
 }
 
