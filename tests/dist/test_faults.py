@@ -154,6 +154,16 @@ def test_a_disk_that_is_full_while_saving_leaves_the_checkpoint_before(demo, tmp
     assert trained(out) == expected_batches(demo, 4)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this machine has no file system without room")
+def test_a_full_disk_is_named_where_pytorch_does_not(tmp_path):
+    """PyTorch says `unexpected pos 704 vs 598`. `/proc` has no bytes free."""
+    assert (
+        checkpoint._with_room("unexpected pos", Path("/proc"))
+        == "the disk is full, 0 bytes are free (unexpected pos)"
+    )
+    assert checkpoint._with_room("unexpected pos", tmp_path) == "unexpected pos"
+
+
 def test_a_damaged_file_is_refused_by_name_and_the_checkpoint_before_it_offered(demo, tmp_path):
     """One byte of a shard; a missing one; and other samples than the checkpoint's."""
     out = tmp_path / "run"

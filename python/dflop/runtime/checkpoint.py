@@ -18,7 +18,7 @@ import os
 import shutil
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 _HASHED_BYTES = 1 << 22
 """Bytes of a file that are hashed at a time."""
+_LEAST_FREE_BYTES = 1 << 20
+"""A disk with less than this is called full where a checkpoint could not be written."""
 
 
 class Saver:
@@ -230,7 +232,7 @@ class Saver:
             }  # fmt: skip
         except (Exception, CheckpointException) as error:  # noqa: BLE001
             # The other ranks must hear of any error, or they would wait. DCP's error is not an `Exception`.
-            cause, files = _cause(error), {}
+            cause, files = _with_room(_cause(error), path.parent), {}
         told: list[Any] = [None for _ in range(self._mesh.num_ranks)]
         dist.all_gather_object(told, (cause, files), group=self._group)
         cause = next((cause for cause, _ in told if cause is not None), None)
@@ -313,6 +315,15 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _with_room(cause: str, directory: Path) -> str:
+    """A cause, and what the disk has free where that is next to nothing: PyTorch's own error does not say it."""
+    with suppress(OSError):
+        free_bytes = shutil.disk_usage(directory).free
+        if free_bytes < _LEAST_FREE_BYTES:
+            return f"the disk is full, {free_bytes:,} bytes are free ({cause})"
+    return cause
 
 
 def _sync(directory: Path) -> None:

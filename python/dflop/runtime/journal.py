@@ -17,6 +17,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from dflop._native import write_text
 from dflop.runtime.resume import cut_back
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class Journal:
                 for path in out.glob(pattern):
                     path.unlink()
         for name, content in self._kept.items():
-            (out / name).write_bytes(content)
+            # Whole or not at all: a later report reads it.
+            write_text(out / name, "copy of an artifact", content.decode())
         if self._request is None:
             (out / "request.json").unlink(missing_ok=True)
         else:
