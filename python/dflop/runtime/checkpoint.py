@@ -318,7 +318,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _with_room(cause: str, directory: Path) -> str:
-    """A cause, and what the disk has free where that is next to nothing: PyTorch's own error does not say it."""
+    """A cause, and what the disk has free where that is next to nothing: PyTorch does not say it."""
     with suppress(OSError):
         free_bytes = shutil.disk_usage(directory).free
         if free_bytes < _LEAST_FREE_BYTES:
