@@ -157,7 +157,7 @@ class Journal:
                     path.unlink()
         for name, content in self._kept.items():
             # Whole or not at all: a later report reads it.
-            write_text(out / name, "copy of an artifact", content.decode())
+            write_text(out / name, name.partition(".")[0], content.decode())
         if self._request is None:
             (out / "request.json").unlink(missing_ok=True)
         else:
