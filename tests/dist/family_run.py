@@ -52,6 +52,7 @@ _TOKENS = {
     "idefics3": ("<image>",),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "gemma4": ("<|image|>", "<|video|>"),
+    "lighton_ocr": ("<|image_pad|>",),
     "mistral3": ("[IMG]",),
     "smolvlm": ("<image>", "<video>"),
     "internvl": ("<IMG_CONTEXT>", "<video>"),
@@ -140,7 +141,7 @@ def write_processor(folder, adapter):
     if adapter.family in ("idefics3", "smolvlm"):
         side = vision.image_size // vision.patch_size // adapter.config.scale_factor
         fields = {"image_seq_len": side**2}
-    elif adapter.family == "mistral3":
+    elif adapter.family in ("mistral3", "lighton_ocr"):
         merged = adapter.config.spatial_merge_size
         fields = {"patch_size": vision.patch_size, "spatial_merge_size": merged}
     elif adapter.family == "qwen2_audio":

@@ -41,6 +41,7 @@ IN_SUITE = [
     ("llava_next", "lora", (2, 1, 2), "none"),
     ("idefics3", "lora", (2, 1, 2), "full"),
     ("smolvlm", "full", (2, 3, 2, "colocated"), "none"),
+    ("lighton_ocr", "full", (1, 1, 1, 2, 2), "none"),
     ("mistral3", "projector", (2, 1, 2), "full"),
     ("mistral3-ministral3", "full", (1, 1, 1, 2, 2), "selective"),
     ("internvl", "frozen-encoder", (1, 1, 1), "full"),

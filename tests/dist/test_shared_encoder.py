@@ -33,7 +33,7 @@ def freeze(model, frozen):
             parameter.requires_grad_(False)
 
 
-TOWERS = ("vision_tower", "vision_model", "visual", "audio_tower")
+TOWERS = ("vision_tower", "vision_encoder", "vision_model", "visual", "audio_tower")
 
 
 def expected_gradients(model, microbatches):
@@ -78,10 +78,10 @@ def shard(model, num_ranks, whole_components, is_shared=True):
     if whole_components:
         # transformers finds the hidden states of a tower by its class, which FSDP changes: not of LLaVA's. Those of
         # Mistral3 the shared encoder makes itself.
-        if not model.config.model_type.startswith("llava" if is_shared else ("llava", "mistral3")):
+        if not model.config.model_type.startswith("llava" if is_shared else ("llava", "mistral3", "lighton")):
             for tower in towers:
                 fully_shard(tower, mesh=mesh)
-        for projector in ("multi_modal_projector", "connector"):
+        for projector in ("multi_modal_projector", "vision_projection", "connector"):
             if hasattr(model.model, projector):
                 fully_shard(getattr(model.model, projector), mesh=mesh)
         # The model embeds before it calls the backbone.

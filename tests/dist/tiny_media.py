@@ -84,12 +84,12 @@ def microbatch(name, media, seed, num_text=7):
     elif name == "llava" and media:
         arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
         ids = [MEDIA_TOKEN] * (16 * media)
-    elif name == "mistral3" and media:
+    elif name in ("mistral3", "lighton_ocr") and media:
         # Padded to the largest, as the processor gives pictures.
         height, width = (max(size[axis] for size in media) for axis in (0, 1))
         arguments["pixel_values"] = torch.randn(len(media), 3, height, width, generator=generator)
         arguments["image_sizes"] = torch.tensor(media)
-        ids = [MEDIA_TOKEN] * sum(rows * columns // 28**2 for rows, columns in media)
+        ids = [MEDIA_TOKEN] * sum((height // 28) * (width // 28) for height, width in media)
     elif name == "internvl" and media:
         arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
         ids = [MEDIA_TOKEN] * (4 * media)
@@ -187,7 +187,7 @@ STEPS = {
 }
 STEPS["audioflamingo3"] = STEPS["voxtral"] = STEPS["qwen2_audio"]
 STEPS["llava"] = STEPS["gemma3"] = STEPS["internvl"]
-STEPS["mistral3"] = [
+STEPS["lighton_ocr"] = STEPS["mistral3"] = [
     [[(112, 84), (28, 56)], [], [(84, 28)], [(56, 56), (28, 28)]],
     [[], [(56, 112)], [], []],
     [[], [], [], []],

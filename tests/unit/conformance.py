@@ -30,8 +30,10 @@ CPU, FLOAT = torch.device("cpu"), torch.float32
 RATE = 16_000
 OF_IMAGE_TOKENS = ("internvl", "smolvlm", "glm4v", "glm4v_moe", "glm46v")
 """Families whose videos have the token of images."""
-UNTOLD_NORM = re.compile(r"\.(visual\.(blocks\.\d+\.norm[12]|merger\.ln_q)|vision_tower\.ln_pre)\.weight$")
-"""Norms in the encoders of Qwen2.5-VL, GLM and Mistral3. Neither name nor class tells it to the `Trainer`, which decays
+UNTOLD_NORM = re.compile(
+    r"\.(visual\.(blocks\.\d+\.norm[12]|merger\.ln_q)|vision_(tower|encoder)\.ln_pre)\.weight$"
+)
+"""Norms in the encoders of Qwen2.5-VL, GLM, Mistral3 and LightOnOCR. Neither name nor class tells it to the `Trainer`, which decays
 them."""
 # So that every part of so small a model changes the loss.
 _LOUD = {"initializer_range": 0.1}

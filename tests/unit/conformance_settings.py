@@ -106,6 +106,7 @@ SETTINGS = {
     "internvl-llama": (_tiny("internvl-llama", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
     "internvl-qwen3": (_tiny("internvl-qwen3", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
     "internvl-qwen3_moe": (_tiny("internvl-qwen3_moe", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
+    "lighton_ocr": (_tiny("lighton_ocr", image_token_id=IMAGE), {"size": {"longest_edge": 140}, "patch_size": 14, **_MEAN}, None, IMAGES),
     "mistral3": (_tiny("mistral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
     "mistral3-ministral3": (_tiny("mistral3-ministral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
     "qwen2_vl": (_tiny("qwen2_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),

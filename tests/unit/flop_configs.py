@@ -196,6 +196,11 @@ CONFIGS = {
         "text_config": {**VL_TEXT, "model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
         "tie_word_embeddings": False,
     },
+    "lighton_ocr": {
+        "model_type": "lighton_ocr",
+        "vision_config": {**PIXTRAL, "model_type": "pixtral"},
+        "text_config": {**VL_TEXT, "model_type": "qwen3", "head_dim": 12},
+    },
     "mistral3": {
         "model_type": "mistral3",
         "vision_config": {**PIXTRAL, "model_type": "pixtral"},

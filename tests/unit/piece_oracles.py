@@ -37,7 +37,7 @@ def encoder_inputs(name, model):
         with torch.no_grad():
             wanted = inner.multi_modal_projector(inner.audio_tower(mel_NBF, **whole).last_hidden_state)
         return mel_NBF, wanted.flatten(0, 1)
-    if name.startswith("mistral3"):
+    if name.startswith(("mistral3", "lighton")):
         pixels, sizes = torch.randn(2, 3, 70, 56), [(70, 28), (28, 56)]
         with torch.no_grad():
             found = inner.get_image_features(pixels, sizes).pooler_output

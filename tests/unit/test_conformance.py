@@ -91,7 +91,7 @@ def test_weights_decay_as_those_of_the_trainer_but_for_norms_that_it_does_not_se
     own = {key for key, _ in model.named_parameters()} - undecayed([model])
     assert own <= by_name
     assert by_name - own == {key for key in by_name if UNTOLD_NORM.search(key)}
-    with_untold = ("qwen2_5_vl", "qwen2_5_omni", "mistral3", "glm4v", "glm4v_moe", "glm46v")
+    with_untold = ("qwen2_5_vl", "qwen2_5_omni", "mistral3", "lighton_ocr", "glm4v", "glm4v_moe", "glm46v")
     assert (by_name != own) == (adapter.family in with_untold)
 
 
@@ -171,7 +171,7 @@ def test_what_the_encoder_reads_is_what_the_processor_gives(family):
                 assert torch.equal(ours, theirs[real])
                 compared += 1
                 continue
-            elif adapter.family == "mistral3":
+            elif adapter.family in ("mistral3", "lighton_ocr"):
                 assert ours.shape[0] == sum(medium.inputs.shape[0] for medium in media)
                 for medium, padded, (height, width) in zip(
                     media, theirs, arguments["image_sizes"].tolist(), strict=True

@@ -72,7 +72,7 @@ class Ran:
 
 def encoder_tower(model):
     base = model.model
-    names = ("vision_tower", "vision_model", "visual", "audio_tower")
+    names = ("vision_tower", "vision_encoder", "vision_model", "visual", "audio_tower")
     return inner_tower(next(getattr(base, name) for name in names if hasattr(base, name)))
 
 
@@ -81,7 +81,7 @@ def encoder_layers(name, tower):
         return tower.encoder.layer
     if is_of_sound(name):
         return tower.layers
-    if name.startswith("mistral3"):
+    if name.startswith(("mistral3", "lighton")):
         return tower.transformer.layers
     return tower.blocks if is_native(name) else tower.encoder.layers
 
@@ -108,7 +108,7 @@ def encoder_layer(name, is_window=False, segments=None):
     model = build(name)
     tower = encoder_tower(model)
     layer = encoder_layers(name, tower)[0 if is_window or name != "qwen2_5_vl" else 1]
-    if name.startswith("mistral3"):
+    if name.startswith(("mistral3", "lighton")):
         segments = segments or [24]
         angles = (torch.randn(sum(segments), 8), torch.randn(sum(segments), 8))
         run = functools.partial(layer, attention_mask=None, position_embeddings=angles)
@@ -155,7 +155,7 @@ def encoder_embedding(name):
 
             return Ran(embed, patches, False, [16, 8], [tower.patch_embed, tower.pos_embed])
         return Ran(tower.patch_embed, patches, False, [16, 8], [tower.patch_embed])
-    if name.startswith("mistral3"):
+    if name.startswith(("mistral3", "lighton")):
         patches = torch.randn(24, 3 * 7 * 7)
         return Ran(
             lambda rows: embed_patches(tower, rows), patches, False, [16, 8], [tower.patch_conv, tower.ln_pre]
@@ -191,8 +191,8 @@ def projector(name):
 
         run = merge if len(mergers) > 1 else tower.merger
         return Ran(run, torch.randn(24, 32), True, [16, 8], mergers)
-    if name.startswith("mistral3"):
-        last = model.model.multi_modal_projector
+    if name.startswith(("mistral3", "lighton")):
+        last = model.model.vision_projection if name == "lighton_ocr" else model.model.multi_modal_projector
         sizes = [(28, 28), (14, 28)]
         return Ran(lambda hidden: last(hidden, sizes), torch.randn(24, 32), True, [16, 8], [last])
     if name in SHUFFLED:

@@ -125,7 +125,7 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
         # Its features are those of the last layer but one.
         stack.layers = stack.layers[: pieces["encoder_layer"].count]
     with torch.no_grad():
-        if name.startswith("mistral3"):
+        if name.startswith(("mistral3", "lighton")):
             pictures = [(5, 2), (2, 4)]
             hidden = embedding(inputs, pictures)
             found = projector(stack(hidden, bounds_of(stack.rotary, pictures, hidden)), pictures)

@@ -234,6 +234,11 @@ TINY = {
         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
         "tie_word_embeddings": False,
     },
+    "lighton_ocr": {
+        "vision_config": _PIXTRAL,
+        "text_config": {**TEXT, "model_type": "qwen3", "head_dim": 12},
+        "tie_word_embeddings": False,
+    },
     "mistral3": {
         "vision_config": _PIXTRAL,
         "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},

@@ -22,7 +22,7 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 24] = [
+pub const FAMILIES: [&str; 25] = [
     "gemma3",
     "gemma4",
     "glm4v",
@@ -30,6 +30,7 @@ pub const FAMILIES: [&str; 24] = [
     "glm46v",
     "idefics3",
     "smolvlm",
+    "lighton_ocr",
     "llava_onevision",
     "llava",
     "llava_next",
@@ -70,7 +71,7 @@ impl Architecture {
             "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),
-            "mistral3" => mistral3::read(config),
+            "lighton_ocr" | "mistral3" => mistral3::read(config, found),
             "qwen2_vl" => qwen_vl(config, false, QWEN2_VL_TEXT),
             "qwen2_5_vl" => qwen_vl(config, true, QWEN2_VL_TEXT),
             "qwen2_5_omni" => qwen2_5_omni::read(config),

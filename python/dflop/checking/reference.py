@@ -223,6 +223,12 @@ def _mistral3(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return dict(processor(_images(media), patch_size=side, return_tensors="pt"))
 
 
+def _lighton_ocr(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    return dict(PixtralImageProcessorPil(**_fields(adapter))(_images(media), return_tensors="pt"))
+
+
 def _patches(adapter: Any, media: Sequence[Medium], name: str, image_class: Any = None) -> dict[str, Any]:
     """Arguments of a model of the Qwen-VL kind; `name` is that of the class that reads its videos."""
     import transformers
@@ -384,6 +390,7 @@ _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "llava": _llava,
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,
+    "lighton_ocr": _lighton_ocr,
     "mistral3": _mistral3,
     "qwen2_5_omni": _qwen2_5_omni,
     "qwen2_5_vl": _qwen2_5_vl,

@@ -230,6 +230,21 @@ class PictureTower(TileTower):
         return int(self.config.vision_config.patch_size)
 
 
+class PageTower(PictureTower):
+    """LightOnOCR: the tower of Mistral3 under other names."""
+
+    tower = "vision_encoder"
+    projector = "vision_projection"
+
+    def layers(self) -> list[int]:
+        """The last; its configuration has no field for it."""
+        return [-1]
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class; the model reads the last hidden states."""
+        return BaseModelOutputWithPooling(last_hidden_state=features[None])  # type: ignore[arg-type]
+
+
 TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "gemma3": (SquaresTower,),
     "glm4v": (GlmTower,),
@@ -240,6 +255,7 @@ TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "llava_onevision": (TileTower,),
     "idefics3": (ShuffledTower,),
     "internvl": (InternTower,),
+    "lighton_ocr": (PageTower,),
     "mistral3": (PictureTower,),
     # In the order in which the model calls them.
     "qwen2_5_omni": (ChunkTower, PatchTower),

@@ -29,6 +29,7 @@ _ADAPTER = ".default"
 _MERGERS = ("deepstack_merger_list", "merger_list")
 _PROJECTORS = (
     "multi_modal_projector",
+    "vision_projection",
     "embed_vision",
     "connector",
     "merger",

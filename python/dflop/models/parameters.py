@@ -29,6 +29,7 @@ _NORM_SIZES = {"cpu": 1 << 16, "cuda": 1 << 24}
 # the convolution before GLM's is `downsample`.
 _PROJECTORS = (
     "multi_modal_projector",
+    "vision_projection",
     "embed_vision",
     "connector",
     "merger",

@@ -1,4 +1,5 @@
-//! Mistral3: Pixtral's patches of the picture's own size, without any bias, merged four to one; backbones of Mistral.
+//! Mistral3 and LightOnOCR: Pixtral's patches of the picture's own size, without any bias, merged four to one; backbones of Mistral
+//! or Qwen3.
 
 use super::{TIED, kept_activations, llm, section, text};
 use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
@@ -22,8 +23,9 @@ pub(super) fn backbone(config: &Value, text: &Section, has_windows: bool) -> Res
     Ok(Llm { has_qkv_bias: false, has_out_bias: false, has_mlp_bias: false, ..llm })
 }
 
-/// What the configuration describes.
-pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
+/// What the configuration describes; `family` is `mistral3` or `lighton_ocr`.
+pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
+    let is_mistral = family == "mistral3";
     let vision = section(config, "vision_config", PIXTRAL)?;
     vision.must_be("model_type", &["pixtral"])?;
     let (width, side) = (vision.count("hidden_size")?, vision.side("patch_size")?);
@@ -32,7 +34,8 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
     let defaults = &[("spatial_merge_size", 2)];
     let whole = Section { path: "", object: config, defaults };
     let read_layer = "vision_feature_layer";
-    if config.get(read_layer).is_some_and(|layer| *layer != -1) {
+    // LightOnOCR always reads the last layer, and its projector has no bias, whatever its file says.
+    if is_mistral && config.get(read_layer).is_some_and(|layer| *layer != -1) {
         return Err(
             whole.error(read_layer, "must be -1, the last: encoders of which less is read are not modelled")
         );
@@ -66,8 +69,9 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         has_norm_before: true,
         num_unread_parameters: 0,
     };
+    let backbone = if is_mistral { "mistral" } else { "qwen3" };
     // Not asked of the backbone here, and true where it is absent.
-    let llm = Llm { is_tied: whole.flag(TIED, true)?, ..text(config, "text_config", "mistral")? };
+    let llm = Llm { is_tied: whole.flag(TIED, true)?, ..text(config, "text_config", backbone)? };
     let projector = Projector {
         norm: Some((NormKind::Rms, false)),
         merged_tokens: merge * merge,
@@ -77,9 +81,9 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         reduced_width: Some(width),
         inner_width: Some(llm.width),
         gated_width: None,
-        has_bias: whole.flag("multimodal_projector_bias", false)?,
+        has_bias: is_mistral && whole.flag("multimodal_projector_bias", false)?,
         num_table_parameters: 0,
         num_deep_layers: 0,
     };
-    Ok(Architecture { family: "mistral3".to_owned(), encoder, projector, sound: None, llm })
+    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }

@@ -60,18 +60,7 @@ impl Family for Mistral3 {
         if size.height == 0 || size.width == 0 {
             return Err(refuse("both sides must be at least 1"));
         }
-        let (height, width, edge) =
-            (f64::from(size.height), f64::from(size.width), f64::from(self.longest_edge));
-        let ratio = (height / edge).max(width / edge);
-        let scaled = |side: u32| {
-            if ratio > 1.0 { (f64::from(side) / ratio) as u32 } else { side }
-        };
-        let (height, width) = (scaled(size.height), scaled(size.width));
-        if height == 0 || width == 0 {
-            let rule =
-                format!("its shorter side is nothing where the longer one is {} pixels", self.longest_edge);
-            return Err(refuse(&rule));
-        }
+        let (height, width) = scaled(size, self.longest_edge).map_err(|rule| refuse(&rule))?;
         let pixels = self.patch * self.merge;
         let (rows, columns) = (height.div_ceil(pixels), width.div_ceil(pixels));
         let mut pieces = Vec::with_capacity(2 * rows as usize);
@@ -135,28 +124,50 @@ impl Mistral3 {
                 }
             }
         }
-        let preprocessor = image_fields(&files.preprocessor);
-        preprocessor.must_be(
-            "image_processor_type",
-            &["PixtralImageProcessor", "PixtralImageProcessorFast", "PixtralImageProcessorPil"],
-            true,
-        )?;
-        for (field, wanted) in [("do_resize", true), ("do_center_crop", false)] {
-            if preprocessor.flag(field)?.is_some_and(|flag| flag != wanted) {
-                return Err(preprocessor.error(field, format!("must be {wanted}")));
-            }
-        }
-        let field = "size.longest_edge";
-        if preprocessor.get("size").is_some() && preprocessor.get(field).is_none() {
-            return Err(preprocessor.error(field, "pictures are scaled by their longest edge".to_owned()));
-        }
-        let longest_edge = preprocessor.side(field)?.unwrap_or(DEFAULT_EDGE);
+        let longest_edge = longest_edge_of(&image_fields(&files.preprocessor))?;
         if patch.saturating_mul(merge) > SIDE_MAX {
             let rule = format!("a feature must be at most {SIDE_MAX} pixels wide");
             return Err(config.error("spatial_merge_size", rule));
         }
         Ok(Self { patch, merge, longest_edge })
     }
+}
+
+/// Height and width scaled down until both are at most `longest_edge`; neither is 0.
+///
+/// # Errors
+/// The rule that a picture breaks whose shorter side vanishes.
+pub(super) fn scaled(size: Size, longest_edge: u32) -> Result<(u32, u32), String> {
+    let (height, width, edge) = (f64::from(size.height), f64::from(size.width), f64::from(longest_edge));
+    let ratio = (height / edge).max(width / edge);
+    let side = |side: u32| if ratio > 1.0 { (f64::from(side) / ratio) as u32 } else { side };
+    let (height, width) = (side(size.height), side(size.width));
+    if height == 0 || width == 0 {
+        return Err(format!("its shorter side is nothing where the longer one is {longest_edge} pixels"));
+    }
+    Ok((height, width))
+}
+
+/// The longest edge that the image processor's file names.
+///
+/// # Errors
+/// [`DataError::Config`] at a field that the rule does not cover.
+pub(super) fn longest_edge_of(preprocessor: &Fields<'_>) -> Result<u32, DataError> {
+    preprocessor.must_be(
+        "image_processor_type",
+        &["PixtralImageProcessor", "PixtralImageProcessorFast", "PixtralImageProcessorPil"],
+        true,
+    )?;
+    for (field, wanted) in [("do_resize", true), ("do_center_crop", false)] {
+        if preprocessor.flag(field)?.is_some_and(|flag| flag != wanted) {
+            return Err(preprocessor.error(field, format!("must be {wanted}")));
+        }
+    }
+    let field = "size.longest_edge";
+    if preprocessor.get("size").is_some() && preprocessor.get(field).is_none() {
+        return Err(preprocessor.error(field, "pictures are scaled by their longest edge".to_owned()));
+    }
+    Ok(preprocessor.side(field)?.unwrap_or(DEFAULT_EDGE))
 }
 
 #[cfg(test)]

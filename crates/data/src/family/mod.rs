@@ -14,6 +14,7 @@ mod glm4v_video;
 mod idefics3;
 mod internvl;
 mod internvl_video;
+mod lighton_ocr;
 mod llava;
 mod llava_next;
 mod llava_onevision;
@@ -39,6 +40,7 @@ pub use gemma4::Gemma4;
 pub use glm4v::Glm4v;
 pub use idefics3::Idefics3;
 pub use internvl::InternVl;
+pub use lighton_ocr::LightonOcr;
 pub use llava::Llava;
 pub use llava_next::LlavaNext;
 pub use llava_onevision::LlavaOnevision;
@@ -222,7 +224,7 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 23] = [
+const FAMILIES: [(&str, Maker); 24] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("gemma4", |files| Gemma4::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
@@ -233,6 +235,7 @@ const FAMILIES: [(&str, Maker); 23] = [
         InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
             .map(|f| Box::new(f) as _)
     }),
+    ("lighton_ocr", |files| LightonOcr::from_files(files).map(|f| Box::new(f) as _)),
     ("llava", |files| Llava::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)),
     ("llava_next", |files| {
         LlavaNext::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)

@@ -101,9 +101,10 @@ class Mistral3(FamilyAdapter):
     """`ModelAdapter` of Mistral3."""
 
     family = "mistral3"
-    config_class = Mistral3Config
-    model_class = Mistral3ForConditionalGeneration
-    encoder_modules = ("vision_tower", "multi_modal_projector")
+    config_class: Any = Mistral3Config
+    model_class: Any = Mistral3ForConditionalGeneration
+    encoder_modules: tuple[str, str] = ("vision_tower", "multi_modal_projector")
+    """Names of the tower and of the projector."""
     encoder_attention = PACKED
 
     def __init__(self, model_dir: Path) -> None:
@@ -117,7 +118,7 @@ class Mistral3(FamilyAdapter):
     def rules(self) -> list[Rule]:
         """See `FamilyAdapter.rules`."""
         kind, side = self.vision.model_type, self.vision.patch_size
-        merge, layer = self.config.spatial_merge_size, self.config.vision_feature_layer
+        merge, layer = self.config.spatial_merge_size, getattr(self.config, "vision_feature_layer", -1)
         return [
             Rule("vision_config.model_type", kind, kind == "pixtral", "pixtral"),
             Rule(
@@ -141,13 +142,25 @@ class Mistral3(FamilyAdapter):
         """See `FamilyAdapter.num_rows`: patches."""
         return sum(grid.num_inputs for grid in media)
 
+    def tower(self, model: Any) -> Any:
+        """Hugging Face's tower, of what holds `encoder_modules`.
+
+        Args:
+            model: that holds it.
+
+        Returns:
+            The tower.
+        """
+        return getattr(model, self.encoder_modules[0])
+
     def before_layers(self, model: Any) -> Sequence[nn.Module]:
         """See `FamilyAdapter.before_layers`."""
-        return [model.vision_tower.patch_conv, model.vision_tower.ln_pre]
+        tower = self.tower(model)
+        return [tower.patch_conv, tower.ln_pre]
 
     def tower_layers(self, model: Any) -> Any:
         """See `FamilyAdapter.tower_layers`."""
-        return model.vision_tower.transformer.layers
+        return self.tower(model).transformer.layers
 
     def encoder_plan(self) -> LayerPlan:
         """See `FamilyAdapter.encoder_plan`."""
@@ -170,7 +183,7 @@ class Mistral3(FamilyAdapter):
         self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_RU: torch.Tensor | None
     ) -> torch.Tensor:
         """See `FamilyAdapter.encode_run`."""
-        tower = model.vision_tower
+        tower = self.tower(model)
         pictures = [cast("tuple[int, int]", grid.patches) for grid in batch.media]
         hidden_NV = embed(tower, batch.inputs_N) if incoming_RU is None else incoming_RU
         bounds = bounds_of(tower.patch_positional_embedding, pictures, hidden_NV)
@@ -194,7 +207,7 @@ class Mistral3(FamilyAdapter):
         side = self.geometry.patch_size
         # In pixels, and on the host: sizes of a tensor would be read from the device.
         sizes: Any = [(rows * side, columns * side) for rows, columns in pictures]
-        return model.multi_modal_projector(hidden_NV, sizes)
+        return getattr(model, self.encoder_modules[1])(hidden_NV, sizes)
 
     def example_media(self, num_tiles: int) -> list[MediaGrid]:
         """Photographs, one a tile; see `ModelAdapter.example_media`."""
@@ -202,6 +215,11 @@ class Mistral3(FamilyAdapter):
         rows, columns = (math.ceil(pixels / side) * self.geometry.merge for pixels in EXAMPLE_SIZE)
         features = rows * columns // self.geometry.feature_patches
         return [MediaGrid("image", 1, *EXAMPLE_SIZE, features, patches=(rows, columns))] * num_tiles
+
+    @property
+    def rounded_to(self) -> int:
+        """Sides of a resized picture are multiples of it, in pixels."""
+        return self.geometry.patch_size * self.geometry.merge
 
     @cached_property
     def image_processor(self) -> Any:
@@ -222,7 +240,7 @@ class Mistral3(FamilyAdapter):
             raise ValueError(message)
         side = self.geometry.patch_size
         found = self.image_processor.preprocess(
-            [decoding.decode_image(file)], patch_size=side * self.geometry.merge, return_tensors="pt"
+            [decoding.decode_image(file)], patch_size=self.rounded_to, return_tensors="pt"
         )
         pixels_CHW = found["pixel_values"][0].to(torch.float32)
         channels, height, width = pixels_CHW.shape

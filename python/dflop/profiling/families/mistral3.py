@@ -81,13 +81,24 @@ def pieces(model_dir: Path) -> list[Piece]:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
     # The adapter of training checks the configuration, and gives the geometry.
-    family = Mistral3(model_dir)
-    source = Source(model_dir, family.config_class, family.model_class, set_hidden_layers, PACKED)
+    return pieces_of(Mistral3(model_dir))
+
+
+def pieces_of(family: Mistral3) -> list[Piece]:
+    """The pieces of a model whose encoder is Pixtral's.
+
+    Args:
+        family: its adapter.
+
+    Returns:
+        Six pieces.
+    """
+    source = Source(family.model_dir, family.config_class, family.model_class, set_hidden_layers, PACKED)
     vision, plan, cell = source.encoder, family.encoder_plan(), family.geometry.feature_patches
 
     def tower_of(whole: Any) -> Any:
         """The vision tower. Its rotary embedding is real; all else is on the meta device."""
-        tower = whole.model.vision_tower
+        tower = family.tower(whole.model)
         tower.patch_positional_embedding = type(tower.patch_positional_embedding)(vision)
         return tower
 
@@ -115,7 +126,7 @@ def pieces(model_dir: Path) -> list[Piece]:
         return AttentionKind(heads, heads, vision.hidden_size // vision.num_attention_heads, is_causal=False)
 
     count: int = vision.num_hidden_layers
-    at_once = layers_at_once(count, source.whole(1).model.vision_tower.transformer.layers[0])
+    at_once = layers_at_once(count, family.tower_layers(source.whole(1).model)[0])
     encoder = [
         ModelPiece(
             "encoder_embedding",
@@ -140,7 +151,7 @@ def pieces(model_dir: Path) -> list[Piece]:
             "projector",
             1,
             source,
-            lambda whole, _: Modules(whole, ("multi_modal_projector",), family.project),
+            lambda whole, _: Modules(whole, family.encoder_modules[1:], family.project),
             feed_projector,
             size_unit=cell,
         ),
