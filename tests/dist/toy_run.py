@@ -201,9 +201,10 @@ class RankParts:
             freeze(piece, recipe)
         if prepare_pieces is not None:
             prepare_pieces(self.pieces)
-        if self.mesh.tensor_group is not None:
-            for piece in self.pieces.values():
-                add_collectives(piece, Sums(self.mesh.tensor_group))
+        for stage, piece in self.pieces.items():
+            group = self.mesh.group_of(stage)
+            if group is not None:
+                add_collectives(piece, Sums(group))
         self.gradients = gradients_of(self.pieces, self.mesh, dtype)
         self.recorder = SpanRecorder(rank, device)
         self.adapter = adapter
@@ -213,8 +214,8 @@ class RankParts:
 
     def build(self, adapter, stage):
         """The piece of a stage."""
-        dtype = torch.float32 if is_cut(self.mesh) else self.dtype
-        tensor = self.mesh.tensor_rank
+        dtype = torch.float32 if is_cut(self.mesh, stage) else self.dtype
+        tensor = self.mesh.tensor_rank(stage)
         if self.mesh.is_encoder_stage(stage):
             first, num = self.mesh.plan.encoder_layers(stage, adapter.num_run_layers)
             layers = range(first, first + num)
@@ -227,8 +228,8 @@ class RankParts:
         return toy_sample(index).sample
 
     def tiles(self, index, parts):
-        """What the encoder reads of a share; of a tensor group the first rank alone decodes."""
-        assert self.mesh.tensor == 0
+        """What the encoder reads of a share; of the ranks that share its layers the first alone decodes."""
+        assert self.mesh.tensor_of(0) == 0
         return toy_sample(index).tiles(parts)
 
     def work(self, schedule):

@@ -259,10 +259,11 @@ impl Only {
             }
             if let (Some(encoder), Some(llm)) = (self.encoder_tp, self.llm_tp)
                 && encoder != llm
+                && encoder != 1
             {
-                return Some("and on colocated ranks both components have one tensor degree".to_owned());
+                return Some("and on colocated ranks `encoder.tp` is 1 or that of the LLM backbone".to_owned());
             }
-            let group = self.encoder_tp.or(self.llm_tp).unwrap_or(1);
+            let group = self.llm_tp.or(self.encoder_tp).unwrap_or(1);
             if !num_ranks.is_multiple_of(group) {
                 return Some(format!("whose groups of {group} do not divide them"));
             }
