@@ -7,7 +7,6 @@ microbatch, a microbatch of text alone and one of nothing hang nobody.
 from __future__ import annotations
 
 import pytest
-import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from conformance import ON_RANKS
 from test_conformance_ranks import Case
@@ -19,17 +18,11 @@ from test_layouts import (
     frozen_none,
     frozen_tower,
     model_dir,
-    name,
     oracles,
 )
-from toy_run import has_media, make_schedule, toy_sample, write_plan
+from toy_run import make_schedule, toy_sample, write_colocated
 
 __all__ = ["model_dir", "oracles"]
-
-
-def whole_encoders(path, tp, dp, num_microbatches, **more):
-    """A plan of `dp` tensor groups of `tp` ranks, each of which holds the encoder."""
-    return write_plan(path, tp * dp, dp, 1, num_microbatches, placement="colocated", llm_tp=tp, **more)
 
 
 def divided(llm, tp, num_parts):
@@ -77,14 +70,14 @@ CASES = [
 
 
 @pytest.mark.some(4)
-@pytest.mark.parametrize(("placed", "dp", "tp", "sharding"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("placed", "dp", "tp", "sharding"), CASES, ids=str)
 def test_ranks_with_whole_encoders_train_as_one_process(
     placed, dp, tp, sharding, model_dir, oracles, tmp_path
 ):
     """Each rank encodes its share; all of them, over all groups, sum the encoder's gradients."""
     llm = PLACED[placed, dp]
     assert parts_of_toy(5) > 1, "a sample is cut over ranks"
-    plan = whole_encoders(tmp_path / "plan.json", tp, dp, len(llm), **sharding)
+    plan = write_colocated(tmp_path / "plan.json", dp, len(llm), llm_tp=tp, **sharding)
     schedule = make_schedule(llm, tp * dp, encoder=divided(llm, tp, parts_of_toy))
     check(plan, schedule, model_dir, oracles(frozen_none), tmp_path)
 
@@ -93,7 +86,7 @@ def test_ranks_with_whole_encoders_train_as_one_process(
 def test_ranks_encode_for_other_groups(zero, model_dir, oracles, tmp_path):
     """Shares go to any rank, be it in the group that reads the sample or not."""
     llm = PLACED["text", 2]
-    plan = whole_encoders(tmp_path / "plan.json", 2, 2, len(llm), zero=zero)
+    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), llm_tp=2, zero=zero)
     check(plan, make_schedule(llm, 4), model_dir, oracles(frozen_none), tmp_path)
 
 
@@ -102,23 +95,24 @@ def test_ranks_encode_for_other_groups(zero, model_dir, oracles, tmp_path):
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_what_is_frozen_stays(zero, is_frozen, model_dir, oracles, tmp_path):
     llm = PLACED["uneven", 1]
-    plan = whole_encoders(tmp_path / "plan.json", 2, 1, len(llm), zero=zero)
+    plan = write_colocated(tmp_path / "plan.json", 1, len(llm), llm_tp=2, zero=zero)
     schedule = make_schedule(llm, 2, encoder=divided(llm, 2, parts_of_toy))
     check(plan, schedule, model_dir, oracles(is_frozen), tmp_path, is_frozen)
 
 
 @pytest.mark.some(2)
 @pytest.mark.parametrize("zero", [0, 3])
-@pytest.mark.parametrize("family", ON_RANKS)
+# Linear attention is not cut.
+@pytest.mark.parametrize("family", [name for name in ON_RANKS if not name.startswith("qwen3_5")])
 def test_families_on_ranks_with_whole_encoders(family, zero, tmp_path):
     """Tiles and packed patches: a group with text alone beside media, then with nothing."""
     case = Case(family, tmp_path)
     last = len(case.samples) - 1
     llm = [[[last], [0]], [list(range(1, last)), []]]
-    tp = 1 if family.startswith("qwen3_5") else 2
-    if tp == 1:
-        pytest.skip("linear attention is not cut, so that a tensor group has one rank")
-    plan = whole_encoders(
-        tmp_path / "plan.json", tp, 2, len(llm), zero=zero, global_batch_size=len(case.samples)
-    )
-    case.check(plan, llm, divided(llm, tp, lambda s: case.samples[s].num_parts if case.samples[s].media else 0))
+    size = {"global_batch_size": len(case.samples)}
+    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), llm_tp=2, zero=zero, **size)
+
+    def num_parts(index):
+        return case.samples[index].num_parts if case.samples[index].media else 0
+
+    case.check(plan, llm, divided(llm, 2, num_parts))

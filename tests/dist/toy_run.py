@@ -136,9 +136,13 @@ def write_plan(
     return Plan.read(str(path))
 
 
-def write_colocated(path, dp, num_microbatches, **sharding):
-    """A plan whose `dp` ranks each hold the encoder and the LLM."""
-    return write_plan(path, dp, dp, 1, num_microbatches, placement="colocated", **sharding)
+def write_colocated(path, dp, num_microbatches, encoder_tp=1, llm_tp=1, **sharding):
+    """A plan whose `dp` ranks, or tensor groups, each hold the encoder and the LLM.
+
+    Where the LLM alone is cut, each rank of a group holds an encoder replica.
+    """
+    encoder_dp, degrees = dp * llm_tp // encoder_tp, {"encoder_tp": encoder_tp, "llm_tp": llm_tp}
+    return write_plan(path, encoder_dp, dp, 1, num_microbatches, placement="colocated", **degrees, **sharding)
 
 
 def degrees(pp, dp, tp=1):

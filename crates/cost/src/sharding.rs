@@ -390,10 +390,7 @@ impl CostModel {
         if sharding.encoder != sharding.llm {
             let (encoder, llm) =
                 (self.sharded_tail(encoder, sharding.encoder), self.sharded_tail(llm, sharding.llm));
-            return Transfer {
-                ns: encoder.ns.saturating_add(llm.ns),
-                basis: encoder.basis.max(llm.basis),
-            };
+            return Transfer { ns: encoder.ns.saturating_add(llm.ns), basis: encoder.basis.max(llm.basis) };
         }
         let held = Held {
             num_trained: encoder.num_trained.saturating_add(llm.num_trained),

@@ -386,8 +386,8 @@ fn colocated(
         model.encoder(&shape).total_ns() + model.llm_stage(&shape, stage.num_layers, true, true).total_ns();
     let linear_ns = model.encoder_linear(encoder_tokens.map(|tokens| tokens / buckets)).total_ns()
         + model.stage_linear(batch.llm_tokens / buckets, shape.label_tokens, stage).total_ns();
-    let attention_ns =
-        (batch.encoder_attention_ns / encoders).saturating_add(batch.layer_attention_ns.of_stage(stage.num_layers));
+    let attention_ns = (batch.encoder_attention_ns / encoders)
+        .saturating_add(batch.layer_attention_ns.of_stage(stage.num_layers));
     let filled = buckets as f64 / (m * ranks) as f64;
     let mean_ns = linear_ns as f64 * filled + attention_ns as f64 / (m * ranks) as f64;
     let work_ns = m as f64 * (mean_ns + with.saturating_sub(without) as f64);

@@ -432,7 +432,11 @@ impl fmt::Display for Layout {
             }
             Placement::Colocated => {
                 let (encoder, llm) = (self.encoder, self.llm);
-                write!(f, "colocated encoder tp {} dp {}, llm tp {} dp {}", encoder.tp, encoder.dp, llm.tp, llm.dp)?;
+                write!(
+                    f,
+                    "colocated encoder tp {} dp {}, llm tp {} dp {}",
+                    encoder.tp, encoder.dp, llm.tp, llm.dp
+                )?;
             }
         }
         if self.zero != Zero::Nothing {

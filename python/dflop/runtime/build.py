@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 
 
 def build_pieces(
-    adapter: ModelAdapter, mesh: Mesh, options: Options, compute_dtype: torch.dtype, *, is_resumed: bool = False
+    adapter: ModelAdapter,
+    mesh: Mesh,
+    options: Options,
+    compute_dtype: torch.dtype,
+    *,
+    is_resumed: bool = False,
 ) -> dict[int, nn.Module]:
     """The pieces of this rank, ready for gradients: in training mode, with `requires_grad` by the recipe.
 
@@ -106,7 +111,10 @@ def border_widths(plan: Plan, adapter: ModelAdapter) -> list[int]:
 
 
 def stages_of(
-    pieces: Mapping[int, nn.Module], mesh: Mesh, gradients: Gradients | ShardedGradients | JoinedGradients, recipe: str
+    pieces: Mapping[int, nn.Module],
+    mesh: Mesh,
+    gradients: Gradients | ShardedGradients | JoinedGradients,
+    recipe: str,
 ) -> dict[int, Stage]:
     """The pieces of this rank at work, by stage.
 

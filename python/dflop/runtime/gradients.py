@@ -23,7 +23,7 @@ from dflop.parallel.groups import HolderGroups, Ranks, holder_groups
 from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from dflop.runtime.mesh import Mesh
 
 _Facts = tuple[Any, tuple[tuple[int, ...], float, float], int]
-"""Which part of a parameter a rank has (none: all); that part's tensor shape, sum and sum of squares; the rank's
-position among those that share the layer."""
+"""Which part of a parameter a rank has (none: all); that part's tensor shape, sum and sum of squares; the
+rank's position among those that share the layer."""
 BUCKET_BYTES = 25 << 20
 """Bytes of one all-reduce. The default of PyTorch's DDP: large enough that latency does not matter."""
 
@@ -42,7 +42,7 @@ class Held:
     """Which ranks hold the same part of a parameter as this rank, and how they get its gradient."""
 
     replicas: Ranks
-    """Ranks at the same position among those that share the layer, ascending. Their gradients are summed."""
+    """Ranks at the same position among those that share the layer, ascending: their gradients are summed."""
     repeats: Ranks = ()
     """Ranks of this one's tensor group that hold the same part of a cut parameter; empty where it is alone.
     Examples: heads of keys and values, where there are fewer than ranks; of the two LoRA matrices of a cut

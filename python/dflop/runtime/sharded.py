@@ -71,7 +71,7 @@ class ShardedGradients:
         self._repeated = {n: repeats[ranks] for n in self.parameters if (ranks := holders.of[n].repeats)}
 
     def nothing(self, stage: int) -> NothingPass | None:
-        """What `stage` runs for a microbatch without samples, under ZeRO-3; none where ranks do not meet in it."""
+        """What `stage` runs for a microbatch without samples, under ZeRO-3; none where no ranks meet in it."""
         is_met = self._mesh.plan.zero == PARAMETERS and stage in self._pieces
         return self._pieces[stage].nothing if is_met else None
 
@@ -136,10 +136,10 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 class JoinedGradients:
-    """Gradients of a rank of which one component is cut and the other is whole; the same methods as `Gradients`.
+    """Gradients of a rank of which one component is cut and the other whole; the same methods as `Gradients`.
 
-    Example: one replica of the LLM on a tensor group whose ranks each hold a whole encoder. The encoder is cut
-    among these ranks, and the LLM has no other replica to be cut among.
+    Example: one replica of the LLM on a tensor group whose ranks each hold a whole encoder. The encoder is
+    cut among these ranks, and the LLM has no other replica to be cut among.
     """
 
     def __init__(self, cut: ShardedGradients, whole: Gradients, mesh: Mesh) -> None:
@@ -180,7 +180,7 @@ class JoinedGradients:
         self._whole.zero()
 
     def reduce(self) -> None:
-        """Sums all gradients. Every rank must call it after its last backward; blocks until they are summed."""
+        """Sums all gradients. Every rank must call it after its last backward; blocks until that is done."""
         self._cut.reduce()
         self._whole.reduce()
 

@@ -12,8 +12,8 @@ of the weights need; W computes those.
 
 A tensor that comes in is a leaf of a new autograd graph: no graph crosses ranks.
 
-Of ranks that share the encoder's layers the first alone has what the encoder reads. It sends that to the others
-at the start of the forward, by a broadcast of the group, whose ranks meet in each layer of the forward anyway.
+Of ranks that share the encoder's layers the first alone has what the encoder reads. It sends that to the
+others at the start of the forward, by a broadcast of the group, whose ranks meet in each layer anyway.
 """
 
 from __future__ import annotations

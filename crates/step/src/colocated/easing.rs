@@ -132,7 +132,8 @@ pub(crate) fn run<'a>(
     fixed: ColocatedMemory,
 ) -> Run<'a> {
     let peak = |model: &CostModel| {
-        let peaks = encoded.iter().map(|(own, is_exchanged)| model.colocated_peak(own, llm, fixed, *is_exchanged));
+        let peaks =
+            encoded.iter().map(|(own, is_exchanged)| model.colocated_peak(own, llm, fixed, *is_exchanged));
         let fuller = |a: RankMemory, b: RankMemory| if b.total_bytes() > a.total_bytes() { b } else { a };
         peaks.reduce(fuller).expect("a tensor group has an encoder replica")
     };

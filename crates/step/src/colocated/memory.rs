@@ -8,19 +8,26 @@ use crate::scheduler::StepScheduler;
 use dflop_cost::{ColocatedMemory, ColocatedSharding, CostModel, Moment, RankMemory, RankMicrobatch};
 use dflop_schedule::Meets;
 use dflop_types::{
-    Action, EncoderShare, MicrobatchShape, PartRange, Recomputation, SampleIndex, SampleShape,
-    Schedule, StageIndex,
+    Action, EncoderShare, MicrobatchShape, PartRange, Recomputation, SampleIndex, SampleShape, Schedule,
+    StageIndex,
 };
 
 /// Predicted peak of every tensor group: of its fullest rank.
-pub(crate) fn peaks<'a>(scheduler: &StepScheduler, llm: &'a Side, encoder: &'a EncoderSide) -> Vec<RankMemory> {
+pub(crate) fn peaks<'a>(
+    scheduler: &StepScheduler,
+    llm: &'a Side,
+    encoder: &'a EncoderSide,
+) -> Vec<RankMemory> {
     let ranks = 0..scheduler.settings.layout.num_ranks() as usize;
     let (fixed, per_group) = (fixed(scheduler), scheduler.encoders_per_group() as usize);
     let of_group = |encoder: &'a [Vec<EncoderShare>], rank: usize| &encoder[rank * per_group..][..per_group];
     ranks
         .map(|rank| {
-            let of_rank: Vec<(&[SampleIndex], &[Vec<EncoderShare>])> =
-                llm.iter().zip(encoder).map(|(llm, encoder)| (&*llm[rank], of_group(encoder, rank))).collect();
+            let of_rank: Vec<(&[SampleIndex], &[Vec<EncoderShare>])> = llm
+                .iter()
+                .zip(encoder)
+                .map(|(llm, encoder)| (&*llm[rank], of_group(encoder, rank)))
+                .collect();
             peak(scheduler, &of_rank, fixed)
         })
         .collect()
@@ -38,8 +45,10 @@ pub(crate) fn peak(
     fixed: ColocatedMemory,
 ) -> RankMemory {
     // A microbatch without samples never decides the peak.
-    let filled =
-        microbatches.iter().enumerate().filter(|(_, (llm, encoder))| !llm.is_empty() || !encoder.iter().all(Vec::is_empty));
+    let filled = microbatches
+        .iter()
+        .enumerate()
+        .filter(|(_, (llm, encoder))| !llm.is_empty() || !encoder.iter().all(Vec::is_empty));
     let peaks = filled.map(|(at, (llm, encoder))| {
         let memory = run(scheduler, llm, encoder, fixed).memory;
         let moment = match memory.moment {

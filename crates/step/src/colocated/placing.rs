@@ -260,7 +260,12 @@ impl StepScheduler {
 
     /// The shares of the encoder replicas of a tensor group that encodes its own samples, at `positions` of the batch, and no
     /// others: all of them, or where the group has several replicas, an even part for each.
-    fn divided(&self, batch: &[SampleIndex], costs: &BatchCosts, positions: &[usize]) -> Vec<Vec<EncoderShare>> {
+    fn divided(
+        &self,
+        batch: &[SampleIndex],
+        costs: &BatchCosts,
+        positions: &[usize],
+    ) -> Vec<Vec<EncoderShare>> {
         let has_segments = |at: &&usize| !self.shape(batch[**at]).encoder_segments.is_empty();
         let own: Vec<usize> = positions.iter().filter(has_segments).copied().collect();
         let share = |(at, parts): (usize, _)| EncoderShare { sample: batch[own[at]], parts };
@@ -414,7 +419,9 @@ impl StepScheduler {
         let of_one = |own: Vec<usize>| {
             let at_batch: Vec<usize> = own.iter().map(|&at| positions[at]).collect();
             let shares = self.divide(costs, &at_batch);
-            shares.into_iter().map(move |share| share.into_iter().map(|(at, parts)| (own[at], parts)).collect())
+            shares
+                .into_iter()
+                .map(move |share| share.into_iter().map(|(at, parts)| (own[at], parts)).collect())
         };
         of_group.into_iter().flat_map(of_one).collect()
     }

@@ -38,7 +38,11 @@ pub(crate) fn column(
         };
         let encodes_nothing = shares.iter().all(Vec::is_empty);
         let predictions = [
-            if encodes_nothing { idle[0] } else { encoding(scheduler, model, shares, idle[0], sharding.encoder) },
+            if encodes_nothing {
+                idle[0]
+            } else {
+                encoding(scheduler, model, shares, idle[0], sharding.encoder)
+            },
             if samples.is_empty() {
                 idle[1]
             } else {

@@ -5,7 +5,7 @@ use crate::error::StepError;
 use crate::judge::{peaks, predict};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{ColocatedSharding, CostModel, RankRole, Typical};
-use dflop_types::{Rank, Component, SampleIndex, Schedule};
+use dflop_types::{Component, Rank, SampleIndex, Schedule};
 
 /// The capacity of a bucket, in the unit in which [`StepScheduler::memory_fractions`] measures samples.
 pub(crate) const FRACTION_ONE: u64 = 1 << 30;

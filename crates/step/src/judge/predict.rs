@@ -5,7 +5,9 @@ use crate::judge::work::{Column, encoder_work, feeds, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use crate::settings::StepSettings;
-use dflop_cost::{Basis, ColocatedSharding, Prediction, Sharding, StageLayers, Transfer, microbatches_in_flight};
+use dflop_cost::{
+    Basis, ColocatedSharding, Prediction, Sharding, StageLayers, Transfer, microbatches_in_flight,
+};
 use dflop_sim::{StepInput, order};
 use dflop_types::{ActionKind, Component, EncoderShare, PipelineOrder, SampleIndex, StageIndex};
 
