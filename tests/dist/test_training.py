@@ -20,7 +20,7 @@ from shards import whole_of
 from toy_run import write_colocated, write_plan
 from transformers import Trainer
 
-from dflop._native import Dataset, Plan
+from dflop._native import Dataset
 from dflop._native.testing import load_config
 from dflop.data.dataset import sample_from_encoded
 from dflop.data.loader import SampleLoader
@@ -178,16 +178,13 @@ COVERED = [pytest.param(layout, marks=pytest.mark.layouts) for layout in ((1, 1,
 
 
 @pytest.mark.some(1)
-@pytest.mark.parametrize(
-    "layout", [*COVERED, (2, 2, 2), (3, 2), (2, 3), (2, 1, {"llm_tp": 2}), (2, 3, {"llm_tp": 2})], ids=str
-)
+@pytest.mark.parametrize("layout", [*COVERED, (2, 2, 2), (3, 2), (2, 3)], ids=str)
 def test_every_arm_of_the_scheduler_has_the_gradient_of_one_process(layout, demo, tmp_path):
     """One global batch by each way to schedule; without a learning rate the weights stay what they are.
 
     On colocated ranks nothing runs ahead, so one arm is asked for that says so.
     """
-    is_colocated = Plan.read(layout_of(demo, tmp_path, layout)["plan"]).placement == "colocated"
-    arms = ARMS if not is_colocated else [*SCHEDULES, f"{SCHEDULES[-1]}-ahead"]
+    arms = ARMS if len(layout) == 3 else [*SCHEDULES, f"{SCHEDULES[-1]}-ahead"]
     asked = request(
         demo,
         tmp_path / "run",
@@ -253,9 +250,6 @@ def check_epoch(policy, oracle, turns, num_samples):
         # A loop over ranks that hold both components is in the next; their states cut, in `test_layouts.py`.
         pytest.param("fail", (2, 1), marks=pytest.mark.layouts),
         ("fail", (3, 3)),
-        # Each rank of a tensor group holds an encoder, which is cut over both; the LLM has no other replica.
-        ("substitute", (1, 1, {"llm_tp": 2})),
-        ("fail", (2, 0, {"llm_tp": 2})),
     ],
     ids=str,
 )

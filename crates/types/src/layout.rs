@@ -361,7 +361,7 @@ impl Layout {
         if self.is_colocated() {
             if self.encoder != self.llm && !self.has_whole_encoders() {
                 let degrees = format!("encoder {}, llm {}", self.encoder, self.llm);
-                let rule = "must be equal where they are colocated, or the encoder's tp 1 on as many ranks";
+                let rule = "both must be equal where they are colocated, or the encoder tp 1 with a replica on each rank";
                 problems.push(format!("{name}: {degrees}, {rule}"));
             }
             if self.llm.pp > 1 {

@@ -42,14 +42,14 @@ class Held:
     """Which ranks hold the same part of a parameter as this rank, and how they get its gradient."""
 
     replicas: Ranks
-    """Ranks at the same position among those that share the layer, ascending: their gradients are summed."""
+    """Ranks at the same position among those that share the layer, ascending: they sum gradients."""
     repeats: Ranks = ()
     """Ranks of this one's tensor group that hold the same part of a cut parameter; empty where it is alone.
     Examples: heads of keys and values, where there are fewer than ranks; of the two LoRA matrices of a cut
     map, the one that stays whole. Their gradients are summed, too."""
     is_cut: bool = False
-    """Whether tensor parallelism has cut the parameter. If not, all ranks that share the layer have all of it,
-    and the same gradient."""
+    """Whether tensor parallelism has cut the parameter. If not, all ranks that share the layer have all of
+    it, and the same gradient."""
     position: int = 0
     """This rank's position among those that share the layer; 0 where it has the layer whole."""
 

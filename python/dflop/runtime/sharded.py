@@ -71,7 +71,7 @@ class ShardedGradients:
         self._repeated = {n: repeats[ranks] for n in self.parameters if (ranks := holders.of[n].repeats)}
 
     def nothing(self, stage: int) -> NothingPass | None:
-        """What `stage` runs for a microbatch without samples, under ZeRO-3; none where no ranks meet in it."""
+        """What `stage` runs for a microbatch without samples, under ZeRO-3; none where nobody meets."""
         is_met = self._mesh.plan.zero == PARAMETERS and stage in self._pieces
         return self._pieces[stage].nothing if is_met else None
 

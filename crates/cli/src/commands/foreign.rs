@@ -376,7 +376,11 @@ mod tests {
         for (layout, is_said) in [(whole, true), (both_cut, false)] {
             let of = plan(layout, Recompute::None);
             for text in [megatron(&of, 32, 28), torchtitan(&of, 32, 28)] {
-                assert_eq!(text.contains("# not expressed: whole encoders on ranks that cut"), is_said, "{text}");
+                assert_eq!(
+                    text.contains("# not expressed: whole encoders on ranks that cut"),
+                    is_said,
+                    "{text}"
+                );
             }
         }
     }
