@@ -44,7 +44,7 @@ class FamilyParts(RankParts):
 
     def tiles(self, index, parts):
         """What the encoder reads of a share."""
-        assert self.mesh.tensor == 0
+        assert self.mesh.tensor_of(0) == 0
         return self.samples[index].tiles(parts)
 
 

@@ -98,6 +98,27 @@ def test_the_first_rank_of_a_group_decodes_and_all_train(layout, workers, demo, 
         )
 
 
+@pytest.mark.parametrize(
+    ("layout", "workers"), [((1, 1, {"llm_tp": 2}), 1), ((2, 3, {"llm_tp": 2}), 0)], ids=str
+)
+def test_ranks_with_whole_encoders_decode_what_they_encode(layout, workers, demo, tmp_path):
+    """An epoch: each part of a sample is decoded on the rank that encodes it, and the losses are those of one process."""
+    wanted = asked(demo, tmp_path, layout, workers)
+    num_ranks = wanted["num_ranks"]
+    assert set(results(run_training(wanted, tmp_path, counting(demo, tmp_path)))) == {0}
+    oracle = Oracle(demo, tmp_path / "pretrained")
+    turns, metrics = (lines(tmp_path / f"run/{name}.jsonl") for name in ("schedules", "metrics"))
+    for turn, m in zip(turns, metrics, strict=True):
+        assert m["loss"] == pytest.approx(oracle.backward(turn["samples"]), rel=1e-5)
+    by_rank = decoded(tmp_path, num_ranks)
+    for rank, files in enumerate(by_rank):
+        encoded = [column[rank] for turn in turns for column in turn["schedule"]["encoder"]]
+        samples = {share if isinstance(share, int) else share[0] for shares in encoded for share in shares}
+        own = {medium.path for sample in samples for medium in oracle.dataset.encode(sample).media}
+        assert set(files) <= own, "nobody decodes what others encode"
+        assert files, "the group's media are divided"
+
+
 @pytest.mark.more
 def test_a_run_goes_on_after_a_checkpoint(demo, tmp_path):
     """The ranks that decode nothing begin with the same step as the one that decodes for them."""

@@ -31,7 +31,7 @@ RECIPES = ("full", "projector", "frozen-encoder", "frozen-llm", "lora")
 MODES = ("none", "selective", "full")
 TENSOR = (
     *((1, 1, 1, 2, 2), (2, 1, 2, "colocated"), (1, 1, 2, 1, 2), (2, 3, 2, "colocated")),
-    *((1, 1, 1, 4, 4), (1, 0, 4, "colocated")),
+    *((1, 1, 1, 4, 4), (1, 0, 4, "colocated"), (2, 1, 2, "whole encoders")),
 )
 """Layouts whose ranks share layers."""
 LAYOUTS = ((2, 1, 2), (1, 1, 1), (2, 3), (2, 0))
@@ -84,6 +84,12 @@ IN_SUITE = [
     ("glm4v_moe", "full", (2, 3, 2, "colocated"), "selective"),
     ("gemma4-experts", "full", (1, 1, 2, 1, 2), "full"),
     ("gemma4-experts", "lora", (2, 0, 2, "colocated"), "selective"),
+    # The LLM's layers cut over ranks that hold whole encoders: tiles, packed patches, sounds.
+    ("llava_next", "full", (1, 1, 2, "whole encoders"), "none"),
+    ("qwen2_vl", "full", (2, 3, 2, "whole encoders"), "selective"),
+    ("internvl", "frozen-encoder", (2, 0, 2, "whole encoders"), "full"),
+    ("qwen2_5_vl", "lora", (1, 3, 2, "whole encoders"), "none"),
+    ("voxtral", "frozen-llm", (2, 1, 2, "whole encoders"), "full"),
 ]
 """LLaVA-OneVision stands in `test_weights.py`."""
 
@@ -109,13 +115,13 @@ def plan_of(run, layout, recompute, recipe):
     """The changes of a request that trains on a layout.
 
     (encoder dp, LLM dp, LLM pp), or with tensor degrees of both behind them; colocated on (replicas, zero), or
-    (replicas, zero, tensor degree, "colocated").
+    (replicas, zero, tensor degree, "colocated"); of the LLM alone with "whole encoders".
     """
     path = run.folder / "plan.json"
     sizes = {"global_batch_size": BATCH, "recompute": recompute}
     if len(layout) in (2, 4):
         dp, zero, tensor = (*layout, 1)[:3]
-        degrees = {"encoder_tp": tensor, "llm_tp": tensor}
+        degrees = {"encoder_tp": 1 if layout[-1] == "whole encoders" else tensor, "llm_tp": tensor}
         plan = write_colocated(path, dp, MICROBATCHES, zero=zero, **degrees, **sizes)
     else:
         encoder_tp, llm_tp = layout[3:] or (1, 1)

@@ -17,6 +17,7 @@ from toy_run import write_colocated
 
 from dflop.models import load_adapter
 from dflop.models.parameters import component_of
+from dflop.models.tensor import TensorRank
 from dflop.parallel.shard import local
 from dflop.runtime import gradients, sharded, trainer
 
@@ -31,12 +32,16 @@ def demo(tmp_path_factory):
     return write_demo(tmp_path_factory.mktemp("demo"), 16, BATCH, MICROBATCHES)
 
 
-def write_profile(demo, path, dtype):
-    """The demo's profile with the parameters of its model, layers and all others apart; their bytes."""
+def write_profile(demo, path, dtype, llm_tp=1):
+    """The demo's profile with the parameters of its model, layers and all others apart; their bytes.
+
+    Where the LLM's layers are cut, they are those of the first rank of a group.
+    """
     adapter = load_adapter(demo / "model")
+    meta, tensor = torch.device("meta"), TensorRank(llm_tp, 0)
     pieces = {
-        "encoder": adapter.build_encoder(torch.device("meta"), torch.float32, 0),
-        "llm": adapter.build_llm_stage(0, adapter.num_llm_layers, torch.device("meta"), torch.float32, 0),
+        "encoder": adapter.build_encoder(meta, torch.float32, 0),
+        "llm": adapter.build_llm_stage(0, adapter.num_llm_layers, meta, torch.float32, 0, tensor=tensor),
     }
     profile = json.loads((demo / "model_profile.json").read_text())
     profile["device"]["dtype"] = dtype
@@ -62,6 +67,7 @@ def write_profile(demo, path, dtype):
         sizes[layer] //= count
         for name, size in sizes.items():
             profile["modules"][name] |= {"num_parameters": size, "parameter_bytes": BYTES[dtype] * size}
+    profile["variants"][0]["modules"] = profile["modules"]
     path.write_text(json.dumps(profile))
     return BYTES[dtype] * sum(p.numel() for piece in pieces.values() for p in piece.parameters())
 
@@ -139,17 +145,39 @@ OTHERS = [
     [*CASES, *(pytest.param(*case, marks=pytest.mark.layouts) for case in OTHERS if case not in CASES)],
 )
 def test_the_planners_memory_is_the_trainers(zero, dtype, recipe, demo, tmp_path):
-    whole_bytes = write_profile(demo, tmp_path / "model_profile.json", dtype)
+    check(demo, tmp_path, zero, dtype, recipe)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize(
+    ("zero", "dtype", "recipe"),
+    [
+        (1, "bfloat16", "full"),
+        (0, "float32", "full"),
+        (3, "bfloat16", "full"),
+        (3, "float32", "frozen-encoder"),
+    ],
+)
+def test_whole_encoders_beside_parts_of_the_llm(zero, dtype, recipe, demo, tmp_path):
+    """Two groups of two ranks: the encoder is cut over four ranks, the LLM over two."""
+    check(demo, tmp_path, zero, dtype, recipe, llm_tp=2)
+
+
+def check(demo, tmp_path, zero, dtype, recipe, llm_tp=1):
+    """A run of two steps: what its ranks hold is what is predicted of them."""
+    whole_bytes = write_profile(demo, tmp_path / "model_profile.json", dtype, llm_tp)
     path = tmp_path / "plan.json"
-    write_colocated(path, REPLICAS, MICROBATCHES, zero=zero, global_batch_size=BATCH)
+    write_colocated(path, REPLICAS, MICROBATCHES, zero=zero, global_batch_size=BATCH, llm_tp=llm_tp)
     trains(path, recipe)
     config = request(demo, tmp_path)["config"]
     config["model"]["dtype"] = dtype
     config["train"] |= {"recipe": recipe, "precision": {"float32": "fp32", "bfloat16": "bf16"}[dtype]}
     out = tmp_path / "run"
-    asked = request(demo, out, steps=2, measure_memory_step=1, plan=str(path), config=config)
+    asked = request(
+        demo, out, REPLICAS * llm_tp, steps=2, measure_memory_step=1, plan=str(path), config=config
+    )
     asked["model_profile"] = str(tmp_path / "model_profile.json")
-    assert results(run_training(asked, tmp_path, count_held(tmp_path))) == [0] * REPLICAS
+    assert results(run_training(asked, tmp_path, count_held(tmp_path))) == [0] * (REPLICAS * llm_tp)
     (record,) = lines(out / "memory.jsonl")
     for index, rank in enumerate(record["ranks"]):
         held = torch.load(tmp_path / f"held {index}") | torch.load(tmp_path / f"gradients {index}")

@@ -200,19 +200,21 @@ def deferring(demo, tmp_path_factory):
 
 
 @pytest.mark.some(1)
-@pytest.mark.parametrize("layout", [(2, 2, 1), (1, 1, 2), (2, 2), (3, 3)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [(2, 2, 1), (1, 1, 2), (2, 2), (3, 3), (1, 1, {"llm_tp": 2}), (2, 3, {"llm_tp": 2})], ids=str
+)
 def test_another_layout_goes_on_with_the_same_samples(layout, demo, deferring, tmp_path):
     """Other replicas, or another cut of the LLM: the samples that come next, and what they teach, are the same.
 
-    Both components on each rank too: (replicas, zero), with states, and parameters, cut among them. Deferred
-    giants wait for the step that they would have waited for.
+    Both components on each rank too: (replicas, zero), with states, and parameters, cut among them; whole encoders
+    on ranks that cut the LLM. Deferred giants wait for the step that they would have waited for.
     """
     asked, first = deferring
     second = tmp_path / "second"
     path = tmp_path / "plan.json"
-    if len(layout) == 2:
-        dp, zero = layout
-        plan = write_colocated(path, dp, MICROBATCHES, zero=zero, global_batch_size=BATCH)
+    if len(layout) == 2 or isinstance(layout[2], dict):
+        dp, zero, degrees = (*layout, {})[:3]
+        plan = write_colocated(path, dp, MICROBATCHES, zero=zero, global_batch_size=BATCH, **degrees)
     else:
         plan = write_plan(path, *layout, MICROBATCHES, global_batch_size=BATCH)
     asked = asked | {"plan": str(path), "num_ranks": plan.num_ranks}

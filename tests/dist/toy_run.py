@@ -136,9 +136,13 @@ def write_plan(
     return Plan.read(str(path))
 
 
-def write_colocated(path, dp, num_microbatches, **sharding):
-    """A plan whose `dp` ranks each hold the encoder and the LLM."""
-    return write_plan(path, dp, dp, 1, num_microbatches, placement="colocated", **sharding)
+def write_colocated(path, dp, num_microbatches, encoder_tp=1, llm_tp=1, **sharding):
+    """A plan whose `dp` ranks, or tensor groups, each hold the encoder and the LLM.
+
+    Where the LLM alone is cut, each rank of a group holds an encoder replica.
+    """
+    encoder_dp, degrees = dp * llm_tp // encoder_tp, {"encoder_tp": encoder_tp, "llm_tp": llm_tp}
+    return write_plan(path, encoder_dp, dp, 1, num_microbatches, placement="colocated", **degrees, **sharding)
 
 
 def degrees(pp, dp, tp=1):
@@ -201,9 +205,10 @@ class RankParts:
             freeze(piece, recipe)
         if prepare_pieces is not None:
             prepare_pieces(self.pieces)
-        if self.mesh.tensor_group is not None:
-            for piece in self.pieces.values():
-                add_collectives(piece, Sums(self.mesh.tensor_group))
+        for stage, piece in self.pieces.items():
+            group = self.mesh.group_of(stage)
+            if group is not None:
+                add_collectives(piece, Sums(group))
         self.gradients = gradients_of(self.pieces, self.mesh, dtype)
         self.recorder = SpanRecorder(rank, device)
         self.adapter = adapter
@@ -213,8 +218,8 @@ class RankParts:
 
     def build(self, adapter, stage):
         """The piece of a stage."""
-        dtype = torch.float32 if is_cut(self.mesh) else self.dtype
-        tensor = self.mesh.tensor_rank
+        dtype = torch.float32 if is_cut(self.mesh, stage) else self.dtype
+        tensor = self.mesh.tensor_rank(stage)
         if self.mesh.is_encoder_stage(stage):
             first, num = self.mesh.plan.encoder_layers(stage, adapter.num_run_layers)
             layers = range(first, first + num)
@@ -227,8 +232,8 @@ class RankParts:
         return toy_sample(index).sample
 
     def tiles(self, index, parts):
-        """What the encoder reads of a share; of a tensor group the first rank alone decodes."""
-        assert self.mesh.tensor == 0
+        """What the encoder reads of a share; of the ranks that share its layers the first alone decodes."""
+        assert self.mesh.tensor_of(0) == 0
         return toy_sample(index).tiles(parts)
 
     def work(self, schedule):

@@ -71,6 +71,6 @@ pub use prediction::Prediction;
 pub use repair::Repair;
 pub use sample::Typical;
 pub use settings::{ComponentSettings, CostSettings};
-pub use sharding::Sharding;
+pub use sharding::{ColocatedSharding, Sharding};
 pub use stage::{EncoderLayers, StageLayers};
 pub use work::WorkMin;

@@ -17,7 +17,7 @@ mod rank;
 mod walk;
 
 use crate::cost::CostModel;
-use crate::sharding::Sharding;
+use crate::sharding::ColocatedSharding;
 use crate::stage::StageLayers;
 pub use bytes::{
     MemoryError, Moment, RankChunks, RankMemory, RankMicrobatch, RankRole, RankSteps, microbatches_in_flight,
@@ -194,14 +194,15 @@ impl CostModel {
     }
 
     /// What a colocated rank holds independently of the samples.
-    pub fn colocated_memory(&self, sharding: Sharding) -> ColocatedMemory {
-        let llm = RankRole::Stage(self.whole_stage());
-        let fixed = [RankRole::Encoder, llm].map(|role| self.sharded_memory(role, sharding));
-        ColocatedMemory::of(fixed, self.gathered(llm, sharding))
+    pub fn colocated_memory(&self, sharding: impl Into<ColocatedSharding>) -> ColocatedMemory {
+        let (sharding, llm) = (sharding.into(), RankRole::Stage(self.whole_stage()));
+        let fixed = [(RankRole::Encoder, sharding.encoder), (llm, sharding.llm)]
+            .map(|(role, sharding)| self.sharded_memory(role, sharding));
+        ColocatedMemory::of(fixed, self.gathered(llm, sharding.llm))
     }
 
     /// What a colocated rank holds independently of the samples, in bytes.
-    pub fn colocated_static_bytes(&self, sharding: Sharding) -> u64 {
+    pub fn colocated_static_bytes(&self, sharding: impl Into<ColocatedSharding>) -> u64 {
         self.colocated_memory(sharding).fixed.static_bytes()
     }
 

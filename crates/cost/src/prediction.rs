@@ -1,5 +1,7 @@
 //! A prediction: the times of one microbatch on one stage, and what they stand on.
 
+use crate::network::{Basis, Transfer};
+
 /// Predicted time of one microbatch on one stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Prediction {
@@ -27,6 +29,30 @@ impl Prediction {
     /// Forward and backward together, in nanoseconds.
     pub const fn total_ns(&self) -> u64 {
         self.forward_ns.saturating_add(self.backward_ns)
+    }
+
+    /// What ranks take that wait for each other after each pass: of each time the longer one.
+    #[must_use]
+    pub fn slower(self, other: Self) -> Self {
+        Self {
+            forward_ns: self.forward_ns.max(other.forward_ns),
+            backward_ns: self.backward_ns.max(other.backward_ns),
+            input_ns: self.input_ns.max(other.input_ns),
+            weight_ns: self.weight_ns.max(other.weight_ns),
+            uncertainty_ns: self.uncertainty_ns.max(other.uncertainty_ns),
+            extrapolated: self.extrapolated || other.extrapolated,
+            assumed: self.assumed || other.assumed,
+        }
+    }
+
+    /// The same with a forward that lasts until the ranks have sent each other what they made: `sent`.
+    #[must_use]
+    pub fn with_exchange(self, sent: Transfer) -> Self {
+        Self {
+            forward_ns: self.forward_ns.saturating_add(sent.ns),
+            assumed: self.assumed || sent.basis == Basis::Assumed,
+            ..self
+        }
     }
 
     /// Adds `times` runs of `one`.

@@ -68,6 +68,31 @@ impl Sharding {
     }
 }
 
+/// How both components of a colocated layout are cut. They differ where each rank holds the whole encoder and a part of the
+/// LLM backbone's layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ColocatedSharding {
+    /// Of the encoder.
+    pub encoder: Sharding,
+    /// Of the LLM backbone.
+    pub llm: Sharding,
+}
+
+impl ColocatedSharding {
+    /// How `layout` cuts both.
+    pub fn of(layout: &Layout) -> Self {
+        let [encoder, llm] = [Component::Encoder, Component::Llm].map(|of| Sharding::of(layout, of));
+        Self { encoder, llm }
+    }
+}
+
+impl From<Sharding> for ColocatedSharding {
+    /// Both alike.
+    fn from(both: Sharding) -> Self {
+        Self { encoder: both, llm: both }
+    }
+}
+
 /// What replicas hold of a component, or of a stage of it: numbers and bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Held {
@@ -356,16 +381,23 @@ impl CostModel {
         tail
     }
 
-    /// As [`CostModel::sharded_encoder_tail`], of a rank that holds the whole model.
-    pub fn colocated_tail(&self, sharding: Sharding) -> Transfer {
+    /// As [`CostModel::sharded_encoder_tail`], of a rank that holds the whole model. Components that are cut alike are reduced
+    /// together, others one after the other.
+    pub fn colocated_tail(&self, sharding: impl Into<ColocatedSharding>) -> Transfer {
+        let sharding = sharding.into();
         let (encoder, llm) =
             (self.held_by_encoder(self.whole_encoder()), self.held_by_stage(self.whole_stage()));
+        if sharding.encoder != sharding.llm {
+            let (encoder, llm) =
+                (self.sharded_tail(encoder, sharding.encoder), self.sharded_tail(llm, sharding.llm));
+            return Transfer { ns: encoder.ns.saturating_add(llm.ns), basis: encoder.basis.max(llm.basis) };
+        }
         let held = Held {
             num_trained: encoder.num_trained.saturating_add(llm.num_trained),
             gradient_bytes: encoder.gradient_bytes.saturating_add(llm.gradient_bytes),
             parameter_bytes: encoder.parameter_bytes.saturating_add(llm.parameter_bytes),
         };
-        self.sharded_tail(held, sharding)
+        self.sharded_tail(held, sharding.llm)
     }
 
     fn held_by_encoder(&self, stage: EncoderLayers) -> Held {

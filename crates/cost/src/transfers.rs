@@ -57,6 +57,21 @@ impl CostModel {
         (near + (far - near) * across_nodes).round() as u64
     }
 
+    /// Time in which the ranks of a tensor group that hold a whole encoder each send their features to the others. The group has
+    /// `num_ranks` ranks on one node, and the fullest of them has made `feature_tokens`. Gradients are not sent: every rank has
+    /// those of all features.
+    ///
+    /// ```text
+    /// (ranks - 1) * one message of the fullest rank's features
+    /// ```
+    pub fn group_exchange(&self, feature_tokens: u64, num_ranks: u32) -> Transfer {
+        if feature_tokens == 0 || num_ranks < 2 {
+            return Transfer::default();
+        }
+        let one = self.message[0].transfer(feature_tokens.saturating_mul(self.feature_bytes));
+        Transfer { ns: one.ns.saturating_mul(u64::from(num_ranks) - 1), ..one }
+    }
+
     /// Hidden states of a pack of `tokens` that a rank has between two layers of the LLM backbone, and sends to the next
     /// stage: the ranks of a tensor group share them.
     pub fn llm_rows(&self, tokens: u64) -> u64 {

@@ -4,8 +4,8 @@
 use crate::batch_shapes::BatchShapes;
 use crate::facts::{EqualStages, Facts};
 use crate::space::Candidate;
-use dflop_cost::{CostModel, Sharding, WorkMin};
-use dflop_types::{Component, ComponentLayout, Layout, MicrobatchShape};
+use dflop_cost::{ColocatedSharding, CostModel, WorkMin};
+use dflop_types::{ComponentLayout, Layout, MicrobatchShape};
 use std::cmp::Reverse;
 
 /// What every layout must do for one global batch.
@@ -106,15 +106,16 @@ pub(crate) fn work_min_ns(model: &CostModel, layout: &Layout, works: &[BatchWork
 /// As [`makespan_min_ns`], for ranks that hold both components.
 ///
 /// ```text
-/// makespan >= (least work of the encoder + least work of the LLM backbone) / ranks + tail
-/// makespan >= F and B of one sample + tail         a sample of several parts: its encoder work is spread over the ranks
+/// makespan >= least work of the encoder / its replicas + least work of the LLM backbone / its replicas + tail
+/// makespan >= F and B of one sample + tail     a sample of several parts: its encoder work is spread over the replicas
 /// ```
 fn colocated_min_ns(model: &CostModel, candidate: &Candidate, microbatches: u64, work: &BatchWork) -> u64 {
-    let ranks = u64::from(candidate.layout.llm.dp);
-    let parts = ranks.saturating_mul(microbatches);
-    let all_ns = work.least.encoder_ns(parts).saturating_add(work.least.stage_ns(model.whole_stage(), parts));
-    let tail = model.colocated_tail(Sharding::of(&candidate.layout, Component::Both));
-    (all_ns / ranks).max(work.longest_ns(ranks)).saturating_add(tail.ns)
+    let (encoders, ranks) = (u64::from(candidate.layout.encoder.dp), u64::from(candidate.layout.llm.dp));
+    let parts = |replicas: u64| replicas.saturating_mul(microbatches);
+    let encoder_ns = work.least.encoder_ns(parts(encoders)) / encoders;
+    let all_ns = work.least.stage_ns(model.whole_stage(), parts(ranks)) / ranks + encoder_ns;
+    let tail = model.colocated_tail(ColocatedSharding::of(&candidate.layout));
+    all_ns.max(work.longest_ns(encoders)).saturating_add(tail.ns)
 }
 
 #[cfg(test)]

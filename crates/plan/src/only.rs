@@ -259,10 +259,13 @@ impl Only {
             }
             if let (Some(encoder), Some(llm)) = (self.encoder_tp, self.llm_tp)
                 && encoder != llm
+                && encoder != 1
             {
-                return Some("and on colocated ranks both components have one tensor degree".to_owned());
+                return Some(
+                    "and on colocated ranks `encoder.tp` is 1 or that of the LLM backbone".to_owned(),
+                );
             }
-            let group = self.encoder_tp.or(self.llm_tp).unwrap_or(1);
+            let group = self.llm_tp.or(self.encoder_tp).unwrap_or(1);
             if !num_ranks.is_multiple_of(group) {
                 return Some(format!("whose groups of {group} do not divide them"));
             }
@@ -368,8 +371,10 @@ mod tests {
         assert_eq!(why("colocated=true,llm.pp=2", 8), "and colocated ranks form no pipeline");
         assert_eq!(
             why("colocated=true,encoder.tp=2,llm.tp=1", 8),
-            "and on colocated ranks both components have one tensor degree"
+            "and on colocated ranks `encoder.tp` is 1 or that of the LLM backbone"
         );
+        assert_eq!(why("colocated=true,encoder.tp=1,llm.tp=2", 8), "");
+        assert_eq!(why("colocated=true,encoder.tp=1,llm.tp=5", 8), "whose groups of 5 do not divide them");
         assert_eq!(why("colocated=true,llm.tp=5", 8), "whose groups of 5 do not divide them");
         assert_eq!(
             why("colocated=true,llm.tp=2,shard_ranks=5", 64),

@@ -8,7 +8,7 @@ use crate::batch_shapes::BatchShapes;
 use crate::cut::shortest_cut;
 use crate::facts::Facts;
 use crate::space::Candidate;
-use dflop_cost::{CostModel, EncoderLayers, Sharding, StageLayers, Typical};
+use dflop_cost::{ColocatedSharding, CostModel, EncoderLayers, StageLayers, Typical};
 use dflop_types::{
     Component, EncoderSegments, Layout, MicrobatchShape, Recompute, SampleShape, Tower, TowerTokens, Zero,
 };
@@ -346,44 +346,48 @@ fn colocated(
     memory_budget_bytes: Option<u64>,
     batch: &BatchSizes,
 ) -> Rough {
-    let sharding = Sharding::of(&candidate.layout, Component::Both);
-    // The number of tensor groups; the times and bytes of the cost model are those of one rank of a group.
-    let ranks = u64::from(candidate.layout.llm.dp);
+    let sharding = ColocatedSharding::of(&candidate.layout);
+    // The number of tensor groups; the times and bytes of the cost model are those of one rank of a group. Ranks that hold whole
+    // encoders divide what their group encodes.
+    let (ranks, encoders) =
+        (u64::from(candidate.layout.llm.dp), u64::from(candidate.layout.encoders_per_group()));
+    let encoder_bytes = batch.encoder_bytes / encoders;
     let stage = model.whole_stage();
     let bytes = batch.layer_bytes.of_stage(stage.num_layers)
         + batch.embedding_bytes
         + batch.head_bytes
-        + batch.encoder_bytes;
+        + encoder_bytes;
     let free = memory_budget_bytes
         .map_or(u64::MAX, |budget| budget.saturating_sub(model.colocated_static_bytes(sharding)));
     let most = u64::from(candidate.num_microbatches);
     let m = (bytes / ranks).div_ceil(free.max(1)).clamp(1, most);
     // Where ranks meet in each phase, all may encode parts of the largest sample.
     let is_shared = candidate.layout.zero == Zero::Parameters && ranks > 1;
-    let encoded = if is_shared { batch.encoder_bytes } else { 0 };
+    let encoded = if is_shared { encoder_bytes } else { 0 };
     let of_largest = (bytes - encoded) as f64 / batch.num_samples as f64 * batch.largest;
     let is_over = free == 0 || of_largest + encoded as f64 / (m * ranks) as f64 > free as f64;
     let buckets = (m * ranks).min(batch.num_samples).max(1);
     let mean = |tokens: u64| u32::try_from(tokens / buckets).unwrap_or(u32::MAX);
+    let encoder_tokens = batch.encoder_tokens.map(|tokens| tokens / encoders);
     // All tokens as one segment. This shape only says how much of the collectives the work hides; attention is added below.
     let shape = MicrobatchShape {
         encoder_segments: Tower::ALL
             .map(|tower| EncoderSegments {
                 tower,
-                ..EncoderSegments::of(1, mean(batch.encoder_tokens[tower.index()]))
+                ..EncoderSegments::of(1, mean(encoder_tokens[tower.index()]))
             })
             .into(),
         llm_tokens: vec![mean(batch.llm_tokens)],
         label_tokens: batch.label_tokens / buckets,
     };
-    let with = model.sharded_encoder(&shape, sharding).total_ns()
-        + model.sharded_stage(&shape, stage, sharding).total_ns();
+    let with = model.sharded_encoder(&shape, sharding.encoder).total_ns()
+        + model.sharded_stage(&shape, stage, sharding.llm).total_ns();
     let without =
         model.encoder(&shape).total_ns() + model.llm_stage(&shape, stage.num_layers, true, true).total_ns();
-    let linear_ns = model.encoder_linear(batch.encoder_tokens.map(|tokens| tokens / buckets)).total_ns()
+    let linear_ns = model.encoder_linear(encoder_tokens.map(|tokens| tokens / buckets)).total_ns()
         + model.stage_linear(batch.llm_tokens / buckets, shape.label_tokens, stage).total_ns();
-    let attention_ns =
-        batch.encoder_attention_ns.saturating_add(batch.layer_attention_ns.of_stage(stage.num_layers));
+    let attention_ns = (batch.encoder_attention_ns / encoders)
+        .saturating_add(batch.layer_attention_ns.of_stage(stage.num_layers));
     let filled = buckets as f64 / (m * ranks) as f64;
     let mean_ns = linear_ns as f64 * filled + attention_ns as f64 / (m * ranks) as f64;
     let work_ns = m as f64 * (mean_ns + with.saturating_sub(without) as f64);

@@ -15,7 +15,7 @@ use crate::input::SearchInput;
 use crate::models::Models;
 use crate::rough;
 use crate::space::Candidate;
-use dflop_cost::{CostModel, RankRole, Sharding};
+use dflop_cost::{ColocatedSharding, CostModel, RankRole, Sharding};
 use dflop_step::batches::GlobalBatches;
 use dflop_types::{Component, Layout, MicrobatchShape, Rejection, SampleIndex, SampleShape, thousands};
 use rayon::prelude::*;
@@ -276,15 +276,21 @@ impl Run {
     /// A colocated rank takes the fewest microbatches that fit. So this is what it needs if it spreads its samples over as
     /// many microbatches as it may: if that fits, some number of microbatches does.
     fn colocated(&self, model: &CostModel, candidate: &Candidate) -> Vec<f64> {
-        let sharding = Sharding::of(&candidate.layout, Component::Both);
-        let fixed = model.colocated_static_bytes(sharding) as f64;
-        let buckets = f64::from(candidate.num_microbatches) * f64::from(candidate.layout.llm.dp);
+        let layout = candidate.layout;
+        let fixed = model.colocated_static_bytes(ColocatedSharding::of(&layout)) as f64;
+        let buckets = f64::from(candidate.num_microbatches) * f64::from(layout.llm.dp);
+        let shares = f64::from(candidate.num_microbatches) * f64::from(layout.encoder.dp);
         let of_token =
             |part, tokens: u64| model.activation_bytes(part, &self.whole) as f64 / tokens.max(1) as f64;
         let encoder = of_token(RankRole::Encoder, self.whole.encoder_tokens());
         let llm = of_token(RankRole::Stage(model.whole_stage()), self.whole.total_llm_tokens());
-        let held = |amount: Amount| amount.sum as f64 / buckets + amount.largest as f64;
-        let need = |load: &Load| encoder * held(load.encoder) + llm * held(load.llm);
+        let held = |amount: Amount, parts: f64| amount.sum as f64 / parts + amount.largest as f64;
+        let encoders = layout.encoders_per_group();
+        let need = |load: &Load| {
+            // The ranks of a group that hold whole encoders divide its samples.
+            let of_encoder = if encoders > 1 { load.encoder(encoders) } else { load.encoder };
+            encoder * held(of_encoder, shares) + llm * held(load.llm, buckets)
+        };
         self.loads.iter().map(|load| fixed + RESERVE * need(load)).collect()
     }
 

@@ -117,13 +117,17 @@ pub(crate) fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u3
 /// memory, so this is only a limit.
 pub(crate) const COLOCATED_MICROBATCHES: u32 = 16;
 
-/// What replicas keep only a part of, and over how many of them it is cut where it is not over all: each sharding of `dp`
-/// colocated replicas, of which a node has `of_node`. In groups of a node only parameters are cut, as every node then holds a
+/// What replicas keep only a part of, and over how many of them it is cut where it is not over all: each sharding of colocated
+/// replicas, as many as `encoders` of the encoder and `dp` of the LLM backbone, of which a node has `of_node`. In groups of a node only parameters are cut, as every node then holds a
 /// whole copy; in groups of as many replicas as are asked for, whatever can be.
-pub(crate) fn colocated_shardings(dp: u32, of_node: u32, only: &Only) -> Vec<(Zero, Option<u32>)> {
+pub(crate) fn colocated_shardings(
+    [encoders, dp]: [u32; 2],
+    of_node: u32,
+    only: &Only,
+) -> Vec<(Zero, Option<u32>)> {
     let mut found = vec![(Zero::Nothing, None)];
     let sharded = [Zero::States, Zero::Gradients, Zero::Parameters];
-    if dp > 1 {
+    if encoders > 1 {
         found.extend(sharded.map(|zero| (zero, None)));
     }
     let is_group = |&ranks: &u32| 1 < ranks && ranks < dp && dp.is_multiple_of(ranks);
@@ -147,7 +151,7 @@ pub(crate) fn colocated(
     order: PipelineOrder,
     only: &Only,
 ) -> Vec<Candidate> {
-    let layouts = colocated_shardings(num_ranks, ranks_per_node, only);
+    let layouts = colocated_shardings([num_ranks; 2], ranks_per_node, only);
     let of_rank = 2 * global_batch_size.div_ceil(num_ranks.max(1));
     let most = num_microbatches.unwrap_or_else(|| of_rank.max(COLOCATED_MICROBATCHES).min(global_batch_size));
     layouts

@@ -95,11 +95,12 @@ pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candid
     let (mut candidates, first) = (Vec::new(), first_modes(models, rules.only));
     for &[encoder, tp] in models.degrees() {
         let is_within = num_ranks.is_multiple_of(tp) && ranks_per_node.is_multiple_of(tp);
-        if encoder != tp || tp == 1 || !is_within {
+        // The encoder is cut as the LLM backbone is, or each rank of a group holds a whole one.
+        if (encoder != tp && encoder != 1) || tp == 1 || !is_within {
             continue;
         }
         let dp = num_ranks / tp;
-        let degrees = ComponentLayout { tp, pp: 1, dp };
+        let degrees = |tp| ComponentLayout { tp, pp: 1, dp: num_ranks / tp };
         let of_rank = 2 * rules.global_batch_size.div_ceil(dp.max(1));
         let most = rules.num_microbatches.unwrap_or_else(|| {
             of_rank.max(crate::space::COLOCATED_MICROBATCHES).min(rules.global_batch_size)
@@ -108,10 +109,10 @@ pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candid
         // Nor are groups of a node: with them a search for 64 H100 took an eighth longer, and gave the same plan.
         let is_asked = |zero: Zero| rules.only.zero() == Some(zero);
         let of_node = if is_asked(Zero::Parameters) { ranks_per_node / tp } else { 1 };
-        let shardings = colocated_shardings(dp, of_node, rules.only).into_iter();
+        let shardings = colocated_shardings([num_ranks / encoder, dp], of_node, rules.only).into_iter();
         for (zero, shard_ranks) in shardings.filter(|&(zero, _)| zero != Zero::Gradients || is_asked(zero)) {
-            let layout =
-                Layout { encoder: degrees, llm: degrees, shard_ranks, ..Layout::colocated(dp, zero) };
+            let (encoder, llm) = (degrees(encoder), degrees(tp));
+            let layout = Layout { encoder, llm, shard_ranks, ..Layout::colocated(dp, zero) };
             if !rules.only.has_layout(&layout) {
                 continue;
             }

@@ -19,4 +19,5 @@ mod run_memory;
 mod search;
 mod tokens;
 mod way_out;
+mod whole_encoders;
 mod wide;

@@ -161,6 +161,16 @@ impl Plan {
         self.0.best.layout.rank(replica, StageIndex(stage)).0 + tensor
     }
 
+    /// The encoder replica of a rank; none where it holds nothing of the encoder.
+    fn encoder_replica(&self, rank: u32) -> Option<u32> {
+        self.0.best.layout.encoder_replica(Rank(rank))
+    }
+
+    #[getter]
+    fn encoders_per_group(&self) -> u32 {
+        self.0.best.layout.encoders_per_group()
+    }
+
     /// Position of a rank in its tensor group.
     fn tensor(&self, rank: u32) -> u32 {
         self.0.best.layout.coordinates(Rank(rank)).map_or(0, |at| at.tensor)

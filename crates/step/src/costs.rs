@@ -45,8 +45,7 @@ impl StepScheduler {
         if let Some(&sample) = batch.iter().find(|s| s.index() >= num_samples) {
             return Err(StepError::UnknownSample { sample, num_samples });
         }
-        let (llm_dp, encoder_dp) =
-            (u64::from(self.settings.layout.llm.dp), u64::from(self.settings.layout.encoder.dp));
+        let (llm_dp, encoder_dp) = (u64::from(self.settings.layout.llm.dp), u64::from(self.num_encoders()));
         let filled = |replicas: u64| (u64::from(num_microbatches) * replicas).min(batch.len() as u64).max(1);
         let sum = |of: fn(&SampleShape) -> u64| batch.iter().map(|&s| of(self.shape(s))).sum::<u64>();
         let typical = Typical {

@@ -50,7 +50,12 @@ fn timeline(layout: &Layout, order: PipelineOrder, schedule: &Schedule) -> Resul
         backward_ns: all(2),
         input_ns: all(1),
         weight_ns: all(1),
-        feeds: schedule.llm.iter().zip(&schedule.encoder).map(|(llm, encoder)| feeds(llm, encoder)).collect(),
+        feeds: schedule
+            .llm
+            .iter()
+            .zip(&schedule.encoder)
+            .map(|(llm, encoder)| feeds(llm, encoder, by_group.encoder.dp))
+            .collect(),
         transfer_ns: 0,
         tail_ns: vec![0; by_group.num_ranks() as usize],
         ready_ns: Vec::new(),

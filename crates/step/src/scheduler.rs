@@ -177,6 +177,16 @@ impl StepScheduler {
         &self.asked
     }
 
+    /// Encoder replicas, each of which has shares of its own in a schedule.
+    pub(crate) const fn num_encoders(&self) -> u32 {
+        self.asked.layout.encoder.dp
+    }
+
+    /// Encoder replicas in each tensor group ([`dflop_types::Layout::encoders_per_group`]).
+    pub(crate) const fn encoders_per_group(&self) -> u32 {
+        self.asked.layout.encoders_per_group()
+    }
+
     /// The cost model with which it predicts.
     pub fn model(&self) -> &CostModel {
         &self.model

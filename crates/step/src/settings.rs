@@ -51,7 +51,11 @@ impl StepSettings {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
         let layout = self.layout;
         let is_colocated = layout.is_colocated();
-        let is_placed = if is_colocated { encoder == llm } else { layout.zero < Zero::Parameters };
+        let is_placed = if is_colocated {
+            encoder == llm || layout.has_whole_encoders()
+        } else {
+            layout.zero < Zero::Parameters
+        };
         let is_divided = layout
             .shard_ranks
             .is_none_or(|ranks| encoder.dp.is_multiple_of(ranks) && llm.dp.is_multiple_of(ranks));

@@ -1,7 +1,7 @@
 //! Correction on a made-up machine whose truth is known: what slow shapes and slow ranks cost, and what of it comes back.
 
 use crate::fixture;
-use dflop_cost::CostModel;
+use dflop_cost::{CostModel, CostSettings};
 use dflop_sim::{StepInput, simulate_lists, simulate_step};
 use dflop_step::{Arm, Correction, ShapeFactor, StepScheduler, StepSettings};
 use dflop_types::{
@@ -14,12 +14,19 @@ const NUM_SAMPLES: u32 = 1_024;
 fn scheduler(layout: Layout, num_microbatches: u32, shapes: &[SampleShape]) -> StepScheduler {
     let pipeline_order = PipelineOrder::OneFOneB;
     let settings = StepSettings { layout, num_microbatches, pipeline_order, memory_budget_bytes: None };
-    let model = CostModel::new(&fixture::model_profile()).unwrap();
+    let profile = if layout.cuts_layers() { fixture::cuttable() } else { fixture::model_profile() };
+    let model = CostModel::with(&profile, &CostSettings::default().in_layout(&layout)).unwrap();
     StepScheduler::new(settings, model, shapes.to_vec(), 3).unwrap()
 }
 
 fn apart(encoder_dp: u32, pp: u32, dp: u32) -> Layout {
     Layout::disaggregated(ComponentLayout { tp: 1, pp: 1, dp: encoder_dp }, ComponentLayout { tp: 1, pp, dp })
+}
+
+/// Four groups of two ranks.
+fn whole_encoders(zero: Zero) -> Layout {
+    let degrees = |tp, dp| ComponentLayout { tp, pp: 1, dp };
+    Layout { encoder: degrees(1, 8), llm: degrees(2, 4), ..Layout::colocated(1, zero) }
 }
 
 fn batch(step: u64) -> Vec<SampleIndex> {
@@ -113,6 +120,9 @@ fn a_slow_rank_gets_less_work() {
     let cases = [
         (Layout::colocated(4, Zero::Nothing), 4, 2),
         (Layout::colocated(4, Zero::Parameters), 4, 2),
+        // The slow one is a tensor group, whose ranks each hold an encoder.
+        (whole_encoders(Zero::Nothing), 4, 2),
+        (whole_encoders(Zero::Parameters), 4, 2),
         (apart(4, 1, 2), 4, 1),
         (apart(8, 1, 4), 4, 9),
         (apart(8, 2, 4), 4, 11),

@@ -20,3 +20,4 @@ mod scheduling;
 mod slow_shapes;
 mod step;
 mod tokens;
+mod whole_encoders;

@@ -31,8 +31,10 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// of its own. Chunk c of pipeline rank r is stage c x pp + r of the LLM backbone: a microbatch passes all ranks once for
 /// each chunk.
 ///
-/// *Colocated*: the degrees of both components are equal, `pp` is 1, and group r holds replica r of both. Each
-/// component is then one stage: the encoder stage 0, the LLM backbone stage 1.
+/// *Colocated*: `pp` is 1, and tensor group r holds replica r of the LLM backbone. Either the degrees of both components are
+/// equal, and the group holds replica r of the encoder, too. Or the encoder's layers are whole (`tp` 1) beside an LLM backbone
+/// that is cut: each rank then holds a replica of the encoder ([`Layout::encoders_per_group`]). Each component is one stage: the
+/// encoder stage 0, the LLM backbone stage 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Layout {
     /// Degrees of the encoder.
@@ -201,10 +203,12 @@ impl Layout {
         }
     }
 
-    /// The first rank of the tensor group that holds `stage` of `replica`; its others follow.
+    /// The first rank of the tensor group that holds `stage` of `replica`, a replica of the stage's component; its others
+    /// follow.
     pub const fn rank(&self, replica: u32, stage: StageIndex) -> Rank {
         if self.is_colocated() {
-            Rank(replica * self.llm.tp)
+            let is_encoder = stage.0 < self.encoder.pp;
+            Rank(replica * if is_encoder { self.encoder.tp } else { self.llm.tp })
         } else if stage.0 < self.encoder.pp {
             Rank(self.position(self.encoder, replica, stage.0) * self.encoder.tp)
         } else {
@@ -281,55 +285,19 @@ impl Layout {
         self.rank(replica, StageIndex(stage)).0 / ranks
     }
 
-    /// Ranks of the tensor groups of a stage: 1 without tensor parallelism.
-    pub const fn tensor_degree(&self, stage: StageIndex) -> u32 {
-        if !self.is_colocated() && stage.0 < self.encoder.pp { self.encoder.tp } else { self.llm.tp }
-    }
-
-    /// Whether layers of a component are cut over several ranks (tensor parallelism).
-    pub const fn cuts_layers(&self) -> bool {
-        self.encoder.tp > 1 || self.llm.tp > 1
-    }
-
-    /// The same layout with each tensor group as one rank. Its ranks run the same actions at the same time, so this is
-    /// the layout of schedules, action lists and timelines.
-    #[must_use]
-    pub const fn by_group(&self) -> Self {
-        Self {
-            encoder: ComponentLayout { tp: 1, ..self.encoder },
-            llm: ComponentLayout { tp: 1, ..self.llm },
-            ..*self
-        }
-    }
-
-    /// The tensor group of a rank, which is its rank in [`Layout::by_group`]; `None` past the last rank.
-    pub fn group(&self, rank: Rank) -> Option<Rank> {
-        self.coordinates(rank).map(|at| self.by_group().rank(at.replica, at.stage))
-    }
-
-    /// The ranks of a tensor group, side by side; none past the last group.
-    pub fn ranks_of_group(&self, group: Rank) -> impl Iterator<Item = Rank> + use<> {
-        let at = self.by_group().coordinates(group);
-        let ranks = at.map_or(0..0, |at| {
-            let first = self.rank(at.replica, at.stage).0;
-            first..first + self.tensor_degree(at.stage)
-        });
-        ranks.map(Rank)
-    }
-
-    /// Stages of all replicas: as many as tensor groups, and more where a rank holds several.
+    /// Stages of all replicas: as many as tensor groups, and more where a group holds several.
     pub const fn num_rows(&self) -> u32 {
-        self.encoder.pp * self.encoder.dp + self.num_llm_stages() * self.llm.dp
+        self.encoder.pp * self.encoder_groups() + self.num_llm_stages() * self.llm.dp
     }
 
-    /// The number of a replica's stage among the stages of all replicas. The encoder's stages come first, and those of a replica
+    /// The number of a replica's stage among the stages of all replicas; encoder replicas of one tensor group count as one. The encoder's stages come first, and those of a replica
     /// follow each other. The number is that of the stage's tensor group, except where components are colocated, stages are
     /// interleaved, or the replicas of a stage stand next to each other.
     pub const fn row(&self, replica: u32, stage: StageIndex) -> usize {
         let row = if stage.0 < self.encoder.pp {
             replica * self.encoder.pp + stage.0
         } else {
-            let of_encoder = self.encoder.pp * self.encoder.dp;
+            let of_encoder = self.encoder.pp * self.encoder_groups();
             of_encoder + replica * self.num_llm_stages() + (stage.0 - self.encoder.pp)
         };
         row as usize
@@ -391,9 +359,10 @@ impl Layout {
     /// Adds what is wrong with the layout beyond degrees of 0, each with its field.
     pub(crate) fn check(&self, name: &str, problems: &mut Vec<String>) {
         if self.is_colocated() {
-            if self.encoder != self.llm {
+            if self.encoder != self.llm && !self.has_whole_encoders() {
                 let degrees = format!("encoder {}, llm {}", self.encoder, self.llm);
-                problems.push(format!("{name}: {degrees}, both must be equal where they are colocated"));
+                let rule = "both must be equal where they are colocated, or the encoder tp 1 with a replica on each rank";
+                problems.push(format!("{name}: {degrees}, {rule}"));
             }
             if self.llm.pp > 1 {
                 let pp = self.llm.pp;
@@ -461,7 +430,14 @@ impl fmt::Display for Layout {
             Placement::Colocated if self.encoder == self.llm => {
                 write!(f, "colocated tp {} dp {}", self.llm.tp, self.llm.dp)?;
             }
-            Placement::Colocated => write!(f, "colocated encoder {}, llm {}", self.encoder, self.llm)?,
+            Placement::Colocated => {
+                let (encoder, llm) = (self.encoder, self.llm);
+                write!(
+                    f,
+                    "colocated encoder tp {} dp {}, llm tp {} dp {}",
+                    encoder.tp, encoder.dp, llm.tp, llm.dp
+                )?;
+            }
         }
         if self.zero != Zero::Nothing {
             write!(f, ", zero {}", u8::from(self.zero))?;
@@ -477,5 +453,6 @@ impl fmt::Display for Layout {
     }
 }
 
+mod groups;
 #[cfg(test)]
 mod tests;

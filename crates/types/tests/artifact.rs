@@ -345,7 +345,7 @@ fn layouts_that_cannot_be_are_refused_by_field() {
     assert_eq!(
         problems(Layout { llm: apart, shard_ranks: Some(5), ..Layout::colocated(4, Zero::States) }),
         [
-            "best.layout: encoder tp 1 pp 1 dp 4, llm tp 1 pp 2 dp 6, both must be equal where they are colocated",
+            "best.layout: encoder tp 1 pp 1 dp 4, llm tp 1 pp 2 dp 6, both must be equal where they are colocated, or the encoder tp 1 with a replica on each rank",
             "best.layout.llm.pipeline_parallel_degree: 2, must be 1 where the components are colocated",
             "best.layout.shard_ranks: 5, must divide the 4 replicas of the encoder",
             "best.layout.shard_ranks: 5, must divide the 6 replicas of the llm",

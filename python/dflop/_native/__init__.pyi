@@ -326,7 +326,8 @@ class Plan:
     num_microbatches: int
     global_batch_size: int
     placement: Literal["disaggregated", "colocated"]
-    """`colocated`: every rank holds both components, and `encoder_replicas` equals `llm_replicas`."""
+    """`colocated`: every rank holds both components. `encoder_replicas` equals `llm_replicas`, or is
+    `encoders_per_group` times as many where each rank of a tensor group holds a whole encoder."""
     zero: int
     """What is cut over replicas: 1 optimizer states, 2 also gradients, 3 also parameters; 0 nothing."""
     shard_ranks: int | None
@@ -339,15 +340,20 @@ class Plan:
     def coordinates(self, rank: int) -> tuple[Literal["encoder", "llm", "both"], int, int]:
         """(component, replica, stage of the whole step): the encoder's stages come first.
 
-        In a colocated layout the component is `both`, and the stage is 0.
+        In a colocated layout the component is `both`, the replica is that of the LLM, and the stage is 0.
         """
     encoder_tensor: int
     """Ranks of the encoder's tensor groups: those that share its layers."""
     llm_tensor: int
+    encoders_per_group: int
+    """Encoder replicas in each tensor group of a colocated layout: as many as ranks where each holds a whole
+    encoder, else 1."""
     num_groups: int
     """Tensor groups of the whole layout."""
     def rank(self, replica: int, stage: int, tensor: int = 0) -> int:
         """The rank at position `tensor` of the tensor group that holds `stage` of `replica`."""
+    def encoder_replica(self, rank: int) -> int | None:
+        """The encoder replica that `rank` holds, or holds a part of; none where it holds none."""
     def tensor(self, rank: int) -> int:
         """Position of `rank` in its tensor group, from 0."""
     def group(self, rank: int) -> int:

@@ -53,7 +53,7 @@ def begin(options: Options, plan: Plan, environment: Mapping[str, str] = os.envi
         What it decodes with. Both arenas together have `data.ahead_bytes`.
     """
     rank = int(environment.get("RANK", "0"))
-    first = rank < plan.num_ranks and plan.tensor(rank) == 0
+    first = rank < plan.num_ranks and (plan.tensor(rank) == 0 or plan.encoders_per_group > 1)
     if not first or not _decodes(plan.stages(rank), plan.encoder_stages, options):
         return Ahead()
     held_out = options.ahead_bytes // 4 if options.evaluation is not None else 0

@@ -103,7 +103,7 @@ class BadSamples:
             self._try(lambda index=index: loader.sample(index), bad)
         reads_media = decodes(self._mesh, loader.adapter)
         for j in range(schedule.num_microbatches if self._mesh.holds_encoder else 0):
-            shares = tuple(schedule.encoder(j, self._mesh.replica))
+            shares = tuple(schedule.encoder(j, self._mesh.encoder_replica))
             if not reads_media:
                 # Later stages of the encoder, and all but the first rank of a tensor group, need no decoded
                 # media, only their sizes, which the record has.

@@ -42,21 +42,28 @@ class TensorPair:
     has_gradients: bool
 
 
-def tensor_pairs(plan: Plan) -> list[TensorPair]:
-    """Which ranks of an encoder's and of an LLM's tensor group talk to each other.
+def tensor_pairs(plan: Plan, replica: int) -> list[TensorPair]:
+    """Which ranks of an encoder replica's and of an LLM's tensor group talk to each other.
 
     All ranks of a tensor group have the same features, and the same gradients of them. So each rank needs
     them from one rank of the other group only; the ranks of that group are taken in turn. Example: with 2
     encoder ranks and 4 LLM ranks, LLM ranks 0 and 2 get features from encoder rank 0, LLM ranks 1 and 3 from
     encoder rank 1. Encoder rank 0 gets gradients from LLM rank 0, encoder rank 1 from LLM rank 1.
 
+    Where each rank of a colocated tensor group holds a whole encoder, all ranks of the LLM's group need its
+    features, and the one at the position of this encoder gives the gradients. Within a group that is the rank
+    itself, so no gradients are sent there.
+
     Args:
         plan: The layout.
+        replica: Of the encoder.
 
     Returns:
-        Each pair once. In a colocated layout each pair is one and the same rank.
+        Each pair once. In a colocated layout whose encoder is cut, too, each pair is one and the same rank.
     """
-    encoders, llms = plan.encoder_tensor, plan.llm_tensor
+    encoders, llms, per_group = plan.encoder_tensor, plan.llm_tensor, plan.encoders_per_group
+    if per_group > 1:
+        return [TensorPair(0, t, True, t == replica % per_group) for t in range(llms)]
     pairs = [TensorPair(e, t, t % encoders == e, e % llms == t) for e in range(encoders) for t in range(llms)]
     return [pair for pair in pairs if pair.has_rows or pair.has_gradients]
 
@@ -113,7 +120,7 @@ def encoder_transfers(
     for llm_replica in range(plan.llm_replicas):
         wanted = set(schedule.llm(microbatch, llm_replica))
         message = [range(*ends[k : k + 2]) for k, sample in enumerate(samples) if sample in wanted]
-        for pair in tensor_pairs(plan):
+        for pair in tensor_pairs(plan, replica):
             if pair.encoder == tensor:
                 peer = plan.rank(llm_replica, plan.encoder_stages, pair.llm)
                 transfers += _transfer(peer, message, ends[-1], pair)
@@ -152,7 +159,7 @@ def llm_transfers(
             if sample in start:
                 rows = share_of(samples[sample], parts).rows
                 message.append(range(start[sample] + rows.start, start[sample] + rows.stop))
-        for pair in tensor_pairs(plan):
+        for pair in tensor_pairs(plan, encoder_replica):
             if pair.llm == tensor:
                 peer = plan.rank(encoder_replica, plan.encoder_stages - 1, pair.encoder)
                 transfers += _transfer(peer, message, ends[-1], pair)

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from dflop.models.adapters import add_adapters
 from dflop.models.load import Weights
 from dflop.models.recipes import freeze, trains_tower
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
 from dflop.runtime.progress import say
+from dflop.runtime.sharded import is_cut
 from dflop.runtime.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
     from torch import nn
 
     from dflop._native import Plan
@@ -26,11 +28,16 @@ if TYPE_CHECKING:
     from dflop.runtime.gradients import Gradients
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.options import Options
-    from dflop.runtime.sharded import ShardedGradients
+    from dflop.runtime.sharded import JoinedGradients, ShardedGradients
 
 
 def build_pieces(
-    adapter: ModelAdapter, mesh: Mesh, options: Options, dtype: torch.dtype, *, is_resumed: bool = False
+    adapter: ModelAdapter,
+    mesh: Mesh,
+    options: Options,
+    compute_dtype: torch.dtype,
+    *,
+    is_resumed: bool = False,
 ) -> dict[int, nn.Module]:
     """The pieces of this rank, ready for gradients: in training mode, with `requires_grad` by the recipe.
 
@@ -38,7 +45,7 @@ def build_pieces(
         adapter: Of the model.
         mesh: This rank's coordinates.
         options: Of the run.
-        dtype: Of the parameters.
+        compute_dtype: That layers compute in. Of what is cut among replicas the parameters are float32.
         is_resumed: Whether a checkpoint replaces the parameters afterwards.
 
     Returns:
@@ -49,8 +56,9 @@ def build_pieces(
     """
     seed = options.seed if options.init == "random" else None
     pieces: dict[int, nn.Module] = {}
-    tensor = mesh.tensor_rank
     for stage in mesh.stages:
+        tensor = mesh.tensor_rank(stage)
+        dtype = torch.float32 if is_cut(mesh, stage) else compute_dtype
         if mesh.is_encoder_stage(stage):
             first_layer, num_layers = mesh.plan.encoder_layers(stage, adapter.num_run_layers)
             layers = range(first_layer, first_layer + num_layers)
@@ -66,13 +74,14 @@ def build_pieces(
             weights.fill(piece)
     elif not is_resumed:
         say(f"the parameters are drawn at random from seed {seed} (`train.init: random`)")
-    for piece in pieces.values():
+    for stage, piece in pieces.items():
         if options.recipe == "lora":
             add_adapters(piece, options.lora_rank, options.lora_alpha, options.seed)
         freeze(piece, options.recipe)
         piece.train()
-        if mesh.tensor_group is not None:
-            add_collectives(piece, Sums(mesh.tensor_group))
+        group = mesh.group_of(stage)
+        if group is not None:
+            add_collectives(piece, Sums(group))
     if options.recipe != "full":
         say(f"training `{options.recipe}`, all else is frozen (`train.recipe`)")
     return pieces
@@ -102,7 +111,10 @@ def border_widths(plan: Plan, adapter: ModelAdapter) -> list[int]:
 
 
 def stages_of(
-    pieces: Mapping[int, nn.Module], mesh: Mesh, gradients: Gradients | ShardedGradients, recipe: str
+    pieces: Mapping[int, nn.Module],
+    mesh: Mesh,
+    gradients: Gradients | ShardedGradients | JoinedGradients,
+    recipe: str,
 ) -> dict[int, Stage]:
     """The pieces of this rank at work, by stage.
 
@@ -126,7 +138,7 @@ def stages_of(
             gives_features=stage == last_encoder,
             needs_gradient=not mesh.is_encoder_stage(stage) or trains_tower(recipe),
             recompute=plan.encoder_recompute if mesh.is_encoder_stage(stage) else plan.llm_recompute,
-            sums=Sums(mesh.tensor_group),
+            sums=Sums(mesh.group_of(stage)),
         )
         for stage, piece in pieces.items()
     }

@@ -23,15 +23,16 @@ from dflop.parallel.groups import HolderGroups, Ranks, holder_groups
 from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
     from dflop.parallel.nothing import NothingPass
     from dflop.runtime.mesh import Mesh
 
-_Facts = tuple[Any, tuple[tuple[int, ...], float, float]]
-"""Which part of a parameter a rank has (none: all); that part's tensor shape, sum and sum of squares."""
+_Facts = tuple[Any, tuple[tuple[int, ...], float, float], int]
+"""Which part of a parameter a rank has (none: all); that part's tensor shape, sum and sum of squares; the
+rank's position among those that share the layer."""
 BUCKET_BYTES = 25 << 20
 """Bytes of one all-reduce. The default of PyTorch's DDP: large enough that latency does not matter."""
 
@@ -41,28 +42,29 @@ class Held:
     """Which ranks hold the same part of a parameter as this rank, and how they get its gradient."""
 
     replicas: Ranks
-    """Ranks at the same position of their tensor groups, ascending. Their gradients are summed."""
+    """Ranks at the same position among those that share the layer, ascending: they sum gradients."""
     repeats: Ranks = ()
     """Ranks of this one's tensor group that hold the same part of a cut parameter; empty where it is alone.
     Examples: heads of keys and values, where there are fewer than ranks; of the two LoRA matrices of a cut
     map, the one that stays whole. Their gradients are summed, too."""
     is_cut: bool = False
-    """Whether tensor parallelism has cut the parameter. If not, all ranks of the tensor group have all of it,
-    and the same gradient."""
+    """Whether tensor parallelism has cut the parameter. If not, all ranks that share the layer have all of
+    it, and the same gradient."""
+    position: int = 0
+    """This rank's position among those that share the layer; 0 where it has the layer whole."""
 
-    def counts(self, rank: int, tensor: int) -> bool:
+    def counts(self, rank: int) -> bool:
         """Whether this rank counts the gradient in the norm, so that each gradient is counted once.
 
         Args:
             rank: This rank.
-            tensor: Its position in its tensor group.
 
         Returns:
-            True on exactly one of the ranks of the tensor group that have the same gradient.
+            True on exactly one of the ranks that share the layer and have the same gradient.
         """
         if self.is_cut:
             return not self.repeats or self.repeats[0] == rank
-        return tensor == 0
+        return self.position == 0
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Gradients:
             RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values.
         """
         self._mesh = mesh
-        holders = find_holders(pieces.values(), mesh)
+        holders = find_holders(pieces, mesh)
         groups = groups_of(holders, mesh)
         self._repeats = repeat_groups(holders, mesh)
         # `named_parameters` gives a parameter that has two names only once.
@@ -115,7 +117,7 @@ class Gradients:
         self._flats: list[_Flat] = []
         once = used_once(pieces.values())
         kinds = {holders.of[name] for name in self.parameters}
-        for held in sorted(kinds, key=lambda held: (held.replicas, held.repeats, held.is_cut)):
+        for held in sorted(kinds, key=lambda held: (held.replicas, held.repeats, held.is_cut, held.position)):
             members = [p for name, p in self.parameters.items() if holders.of[name] == held]
             # Float32 for weights of any type: in bfloat16 the sum would lose what late microbatches add.
             flat = torch.zeros(sum(p.numel() for p in members), dtype=torch.float32, device=mesh.device)
@@ -170,10 +172,17 @@ class Gradients:
         Raises:
             RankError: Another rank has gone.
         """
-        own, tensor = self._mesh.rank, self._mesh.tensor
+        return clip(self._mesh, self.counted(), self.flat(), max_norm)
+
+    def counted(self) -> list[torch.Tensor]:
+        """The gradients that this rank counts in the norm, flat."""
+        own = self._mesh.rank
         first = [flat for flat in self._flats if flat.held.replicas[0] == own]
-        counted = [flat.gradients for flat in first if flat.held.counts(own, tensor)]
-        return clip(self._mesh, counted, [flat.gradients for flat in self._flats], max_norm)
+        return [flat.gradients for flat in first if flat.held.counts(own)]
+
+    def flat(self) -> list[torch.Tensor]:
+        """All gradients of this rank."""
+        return [flat.gradients for flat in self._flats]
 
 
 def _sum(flats: Sequence[tuple[torch.Tensor, dist.ProcessGroup]]) -> None:
@@ -263,13 +272,13 @@ def repeat_groups(holders: Holders, mesh: Mesh) -> dict[Ranks, dist.ProcessGroup
     return {ranks: groups.whole for ranks, groups in made.items() if groups.whole is not None}
 
 
-def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> Holders:
+def find_holders(pieces: Mapping[int, nn.Module], mesh: Mesh) -> Holders:
     """The ranks that hold each parameter; checks that they hold the same.
 
     Every rank must call it; blocks until all have.
 
     Args:
-        pieces: Of this rank; whole, but for what tensor parallelism has cut.
+        pieces: Of this rank, by stage; whole, but for what tensor parallelism has cut.
         mesh: This rank's coordinates.
 
     Returns:
@@ -280,12 +289,13 @@ def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> Holders:
     """
     # Two different initialisations differ in sum and sum of squares, so no weights need to be sent.
     own: dict[str, _Facts] = {}
-    for piece in pieces:
+    for stage, piece in pieces.items():
         slices = slices_of(piece)
         for name, p in piece.named_parameters():
             values, part = p.detach().double(), slices.get(name)
             facts = (tuple(p.shape), float(values.sum()), float(values.square().sum()))
-            own[name] = (None if part is None else (part.dim, part.runs), facts)
+            cut = None if part is None else (part.dim, part.runs)
+            own[name] = (cut, facts, mesh.tensor_of(stage))
     held: list[dict[str, _Facts]] = [{} for _ in range(mesh.num_ranks)]
     dist.all_gather_object(held, own, group=mesh.control)
     plan = mesh.plan
@@ -293,8 +303,8 @@ def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> Holders:
     repeats: dict[tuple[str, int, Any], Ranks] = {}
     first_with: dict[tuple[str, Any], int] = {}
     for rank, facts in enumerate(held):
-        for name, (part, value) in facts.items():
-            place = (name, plan.tensor(rank))
+        for name, (part, value, position) in facts.items():
+            place = (name, position)
             replicas[place] = (*replicas.get(place, ()), rank)
             if part is not None:
                 same = (name, plan.group(rank), part)
@@ -307,12 +317,12 @@ def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> Holders:
                 )
                 raise RankError(message)
 
-    def of(name: str, part: Any) -> Held:
+    def of(name: str, part: Any, position: int) -> Held:
         same = repeats.get((name, plan.group(mesh.rank), part), ())
-        return Held(replicas[name, mesh.tensor], same if len(same) > 1 else (), part is not None)
+        return Held(replicas[name, position], same if len(same) > 1 else (), part is not None, position)
 
     return Holders(
-        {name: of(name, part) for name, (part, _) in own.items()},
+        {name: of(name, part, position) for name, (part, _, position) in own.items()},
         frozenset(replicas.values()),
         frozenset(ranks for ranks in repeats.values() if len(ranks) > 1),
     )

@@ -31,7 +31,7 @@ class Mesh:
     component: str
     """`encoder`, `llm`, or `both` in a colocated layout."""
     replica: int
-    """Replica of that component, from 0."""
+    """Replica of that component, from 0; of the LLM in a colocated layout."""
     stages: tuple[int, ...]
     """Stages that this rank holds, in the order of a forward. They are counted over the encoder first, then
     the LLM. A rank has several of the LLM where they are interleaved: its chunks."""
@@ -53,10 +53,30 @@ class Mesh:
     """The ranks of the tensor group; none where this rank has its layers whole."""
 
     @property
-    def tensor_rank(self) -> TensorRank:
-        """Which part of its layers this rank has."""
-        group = self.tensor_group
+    def encoder_replica(self) -> int:
+        """Replica of the encoder of which this rank holds layers.
+
+        It is not `replica` where the ranks of a colocated tensor group hold whole encoders, a replica each.
+        """
+        replica = self.plan.encoder_replica(self.rank)
+        assert replica is not None, "only ranks that hold some of the encoder ask for it"
+        return replica
+
+    def tensor_of(self, stage: int) -> int:
+        """Position among the ranks that share the layers of `stage`; 0 where this rank has them whole."""
+        return 0 if self._is_whole(stage) else self.tensor
+
+    def group_of(self, stage: int) -> dist.ProcessGroup | None:
+        """The ranks that share the layers of `stage`, one of this rank's; none where it has them whole."""
+        return None if self._is_whole(stage) else self.tensor_group
+
+    def tensor_rank(self, stage: int) -> TensorRank:
+        """Which part of the layers of `stage` this rank has."""
+        group = self.group_of(stage)
         return WHOLE if group is None else TensorRank(group.size(), self.tensor)
+
+    def _is_whole(self, stage: int) -> bool:
+        return self.is_encoder_stage(stage) and self.plan.encoders_per_group > 1
 
     @property
     def coordinates(self) -> str:
@@ -256,8 +276,8 @@ def neighbours(plan: Plan) -> list[tuple[int, int]]:
     pairs = {
         (plan.rank(e, first_llm - 1, pair.encoder), plan.rank(r, first_llm, pair.llm))
         for e in encoders
+        for pair in tensor_pairs(plan, e)
         for r in replicas
-        for pair in tensor_pairs(plan)
     }
     for of_component, stages, tensors in (
         (encoders, range(first_llm - 1), range(plan.encoder_tensor)),

@@ -149,12 +149,13 @@ def _microbatch(mesh: Mesh, schedule: Schedule, stage: int, microbatch: int) -> 
         return [(plan.rank(mesh.replica, peer_stage, mesh.tensor), None)]
 
     if stage < first_llm:
-        own = encoded[mesh.replica]
+        own = encoded[mesh.encoder_replica]
         if not own:
             return MicrobatchWork(None, [], [], any(encoded))
         above = neighbour(stage - 1) if stage > 0 else []
         fed = [r for r in range(plan.llm_replicas) if own & placed[r]]
-        pairs = [pair for pair in tensor_pairs(plan) if pair.encoder == mesh.tensor]
+        tensor = mesh.tensor_of(stage)
+        pairs = [pair for pair in tensor_pairs(plan, mesh.encoder_replica) if pair.encoder == tensor]
         is_border = stage == first_llm - 1
         across = [(plan.rank(replica, first_llm, pair.llm), pair) for replica in fed for pair in pairs]
         below = across if is_border else neighbour(stage + 1)
@@ -164,9 +165,11 @@ def _microbatch(mesh: Mesh, schedule: Schedule, stage: int, microbatch: int) -> 
         return MicrobatchWork(None, [], [], any(placed))
     if stage == first_llm:
         feeding = [replica for replica, samples in enumerate(encoded) if own & samples]
-        pairs = [pair for pair in tensor_pairs(plan) if pair.llm == mesh.tensor]
         above = [
-            (plan.rank(replica, first_llm - 1, pair.encoder), pair) for replica in feeding for pair in pairs
+            (plan.rank(replica, first_llm - 1, pair.encoder), pair)
+            for replica in feeding
+            for pair in tensor_pairs(plan, replica)
+            if pair.llm == mesh.tensor
         ]
     else:
         above = neighbour(stage - 1)

@@ -36,7 +36,7 @@ class ShardedGradients:
                 or a stage shares a parameter with another.
         """
         self._mesh = mesh
-        holders = find_holders(pieces.values(), mesh)
+        holders = find_holders(pieces, mesh)
         groups = groups_of(holders, mesh)
         repeats = repeat_groups(holders, mesh)
         self._pieces: dict[int, ShardedPiece] = {}
@@ -60,7 +60,7 @@ class ShardedGradients:
                 reduce_dtype=torch.float32,
             )
             is_first = is_first_copy(shards)
-            self._counts |= {n: is_first and holders.of[n].counts(mesh.rank, mesh.tensor) for n in names}
+            self._counts |= {n: is_first and holders.of[n].counts(mesh.rank) for n in names}
         # Read between steps: what is gathered within a step is not a parameter of the optimizer.
         self.held: dict[str, nn.Parameter] = {
             name: p for piece in pieces.values() for name, p in piece.named_parameters()
@@ -71,8 +71,9 @@ class ShardedGradients:
         self._repeated = {n: repeats[ranks] for n in self.parameters if (ranks := holders.of[n].repeats)}
 
     def nothing(self, stage: int) -> NothingPass | None:
-        """What `stage` runs for a microbatch without samples, under ZeRO-3; none where ranks do not meet."""
-        return self._pieces[stage].nothing if self._mesh.plan.zero == PARAMETERS else None
+        """What `stage` runs for a microbatch without samples, under ZeRO-3; none where nobody meets."""
+        is_met = self._mesh.plan.zero == PARAMETERS and stage in self._pieces
+        return self._pieces[stage].nothing if is_met else None
 
     def gather(self) -> None:
         """Gathers what a step needs whole (ZeRO-1, 2), unless it is whole. Every rank must call it; blocks.
@@ -117,9 +118,16 @@ class ShardedGradients:
         Returns:
             The norm before clipping, on the device, equal on all ranks.
         """
-        shards = {name: local(_gradient(p)) for name, p in self.parameters.items()}
-        counted = [shard.reshape(-1) for name, shard in shards.items() if self._counts[name]]
-        return clip(self._mesh, counted, list(shards.values()), max_norm)
+        return clip(self._mesh, self.counted(), self.flat(), max_norm)
+
+    def counted(self) -> list[torch.Tensor]:
+        """The shards that this rank counts in the norm, flat."""
+        counted = [p for name, p in self.parameters.items() if self._counts[name]]
+        return [local(_gradient(p)).reshape(-1) for p in counted]
+
+    def flat(self) -> list[torch.Tensor]:
+        """All shards of this rank."""
+        return [local(_gradient(p)) for p in self.parameters.values()]
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:
@@ -127,16 +135,79 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     return parameter.grad
 
 
-def is_cut(mesh: Mesh) -> bool:
-    """Whether parameters, gradients and states of this rank's stages are cut among their replicas."""
+class JoinedGradients:
+    """Gradients of a rank of which one component is cut and the other whole; the same methods as `Gradients`.
+
+    Example: one replica of the LLM on a tensor group whose ranks each hold a whole encoder. The encoder is
+    cut among these ranks, and the LLM has no other replica to be cut among.
+    """
+
+    def __init__(self, cut: ShardedGradients, whole: Gradients, mesh: Mesh) -> None:
+        """Both as one.
+
+        Args:
+            cut: Of some stages of this rank.
+            whole: Of the others.
+            mesh: This rank's coordinates.
+        """
+        self._cut, self._whole, self._mesh = cut, whole, mesh
+
+    @property
+    def held(self) -> dict[str, nn.Parameter]:
+        """All parameters of this rank, trained or not; shards where they are cut."""
+        return {**self._cut.held, **self._whole.held}
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Those that train."""
+        return {**self._cut.parameters, **self._whole.parameters}
+
+    def nothing(self, stage: int) -> NothingPass | None:
+        """As in `ShardedGradients`; none for a stage that is whole."""
+        return self._cut.nothing(stage)
+
+    def gather(self) -> None:
+        """As in `ShardedGradients`."""
+        self._cut.gather()
+
+    def release(self) -> None:
+        """As in `ShardedGradients`."""
+        self._cut.release()
+
+    def zero(self) -> None:
+        """Drops the gradients that are cut, and sets the others to zero."""
+        self._cut.zero()
+        self._whole.zero()
+
+    def reduce(self) -> None:
+        """Sums all gradients. Every rank must call it after its last backward; blocks until that is done."""
+        self._cut.reduce()
+        self._whole.reduce()
+
+    def clip(self, max_norm: float | None) -> torch.Tensor:
+        """As `Gradients.clip`.
+
+        Args:
+            max_norm: The largest norm allowed; none clips nothing.
+
+        Returns:
+            The norm of all gradients before clipping, on the device, equal on all ranks.
+        """
+        parts = (self._cut, self._whole)
+        counted = [gradient for part in parts for gradient in part.counted()]
+        return clip(self._mesh, counted, [gradient for part in parts for gradient in part.flat()], max_norm)
+
+
+def is_cut(mesh: Mesh, stage: int) -> bool:
+    """Whether parameters, gradients and states of a stage of this rank are cut among its replicas."""
     plan = mesh.plan
-    replicas = plan.encoder_replicas if mesh.component == "encoder" else plan.llm_replicas
+    replicas = plan.encoder_replicas if mesh.is_encoder_stage(stage) else plan.llm_replicas
     return plan.zero > 0 and replicas > 1
 
 
 def gradients_of(
     pieces: Mapping[int, nn.Module], mesh: Mesh, dtype: torch.dtype
-) -> Gradients | ShardedGradients:
+) -> Gradients | ShardedGradients | JoinedGradients:
     """The gradients of this rank, whole or cut as the plan says.
 
     Every rank must call it; blocks until all have.
@@ -147,7 +218,7 @@ def gradients_of(
         dtype: Type that layers compute in.
 
     Returns:
-        Whole gradients where the plan cuts none (ZeRO-0), or where this rank's stages have one replica.
+        Whole gradients where the plan cuts none (ZeRO-0), or of stages that have one replica.
 
     Raises:
         RankError: The plan cuts parameters (ZeRO-3) of stages that meet others in the midst of a microbatch.
@@ -160,4 +231,9 @@ def gradients_of(
         raise RankError(
             message, "plan again with `--only zero=2`, or `--only colocated=true`", is_of_all=True
         )
-    return ShardedGradients(pieces, mesh, dtype) if is_cut(mesh) else Gradients(pieces, mesh)
+    cut = {stage: piece for stage, piece in pieces.items() if is_cut(mesh, stage)}
+    whole = {stage: piece for stage, piece in pieces.items() if stage not in cut}
+    if not cut:
+        return Gradients(whole, mesh)
+    sharded = ShardedGradients(cut, mesh, dtype)
+    return JoinedGradients(sharded, Gradients(whole, mesh), mesh) if whole else sharded

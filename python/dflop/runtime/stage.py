@@ -12,8 +12,8 @@ of the weights need; W computes those.
 
 A tensor that comes in is a leaf of a new autograd graph: no graph crosses ranks.
 
-Of a tensor group the first rank alone has what the encoder reads. It sends that to the others at the start of
-the forward, by a broadcast of the group, whose ranks meet in each layer of the forward anyway.
+Of ranks that share the encoder's layers the first alone has what the encoder reads. It sends that to the
+others at the start of the forward, by a broadcast of the group, whose ranks meet in each layer anyway.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Stage:
                 zeros, as `boundary.stage_transfers` has it.
             recompute: What the layers recompute, as `recompute.modes_of` has it, in microbatches that say
                 nothing else.
-            sums: Of the tensor group; none: this rank has its layers whole.
+            sums: Of the ranks that share its layers; none: this rank has them whole.
         """
         self.module = module
         self._sums = Sums(None) if sums is None else sums

@@ -42,7 +42,7 @@ from dflop.runtime.pack import Packer
 from dflop.runtime.peak import OPTIMIZER, PeakMeter
 from dflop.runtime.population import Population
 from dflop.runtime.schedules import Schedules, Taken
-from dflop.runtime.sharded import gradients_of, is_cut
+from dflop.runtime.sharded import gradients_of
 from dflop.runtime.spans import SpanRecorder
 from dflop.runtime.trackers import Trackers
 from dflop.runtime.turns import Turn, arms_in_order, log_lines, replayed, steps
@@ -110,8 +110,7 @@ class Trainer:
             else Evaluation(options, options.evaluation, mesh, adapter, self._ahead)
         )
         torch.manual_seed(options.seed)
-        dtype = torch.float32 if is_cut(mesh) else self._dtype
-        pieces = build_pieces(adapter, mesh, options, dtype, is_resumed=self._start.has_checkpoint)
+        pieces = build_pieces(adapter, mesh, options, self._dtype, is_resumed=self._start.has_checkpoint)
         without_decay = undecayed(pieces.values())
         self._gradients = gradients_of(pieces, mesh, self._dtype)
         self._optimizer = Optimizer(

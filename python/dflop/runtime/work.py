@@ -82,10 +82,12 @@ def decodes(mesh: Mesh, encoder: EncoderBorders) -> bool:
         encoder: Of the model.
 
     Returns:
-        False on ranks that hold LLM layers alone, and on all but the first rank of a tensor group, which get
-        what that one has packed.
+        False on ranks that hold LLM layers alone, and on all but the first of the ranks that share the
+        encoder's layers, which get what that one has packed.
     """
-    return mesh.tensor == 0 and (0 in mesh.stages or (encoder.runs_read_inputs and mesh.holds_encoder))
+    if not mesh.holds_encoder or mesh.tensor_of(mesh.stages[0]) > 0:
+        return False
+    return 0 in mesh.stages or encoder.runs_read_inputs
 
 
 def encoder_shares(mesh: Mesh, schedule: Schedule, encoder: EncoderBorders) -> list[Share]:
@@ -103,8 +105,9 @@ def encoder_shares(mesh: Mesh, schedule: Schedule, encoder: EncoderBorders) -> l
 
 
 def _group_shares(mesh: Mesh, schedule: Schedule) -> list[Share]:
-    """What the encoder of this rank's tensor group reads, microbatch after microbatch."""
-    return [share for j in range(schedule.num_microbatches) for share in schedule.encoder(j, mesh.replica)]
+    """What the encoder replica of this rank reads, microbatch after microbatch."""
+    replica = mesh.encoder_replica
+    return [share for j in range(schedule.num_microbatches) for share in schedule.encoder(j, replica)]
 
 
 def llm_samples(mesh: Mesh, schedule: Schedule) -> list[int]:
@@ -193,7 +196,8 @@ def _encoder_work(
     packed: Packed,
     trains_tower: bool,
 ) -> MicrobatchWork:
-    scheduled = schedule.encoder(microbatch, mesh.replica)
+    replica, tensor = mesh.encoder_replica, mesh.tensor_of(stage)
+    scheduled = schedule.encoder(microbatch, replica)
     if not scheduled:
         others = range(mesh.plan.encoder_replicas)
         is_elsewhere = any(schedule.encoder(microbatch, other) for other in others)
@@ -201,24 +205,24 @@ def _encoder_work(
     shares = [share_of(sample(i), parts) for i, parts in scheduled]
     reads_inputs = stage == 0 or encoder.runs_read_inputs
     batch = packed.get(tuple(scheduled)) if reads_inputs else None
-    if reads_inputs and mesh.tensor != 0:
+    if reads_inputs and tensor != 0:
         batch = sizes_alone(shares, encoder.input_shape, dtype)
     elif batch is None:
         inputs = [tiles(i, parts) for i, parts in scheduled] if reads_inputs else []
         batch = encoder_input(shares, inputs, dtype)
-    plan, num_rows, tensor = mesh.plan, encoder.num_rows(batch.media), mesh.tensor
+    plan, num_rows = mesh.plan, encoder.num_rows(batch.media)
     recompute = schedule.recompute(microbatch, mesh.replica)
 
     def neighbour(peer_stage: int) -> list[Transfer]:
         # The projector is in the last stage, so no stage takes its gradient from the stage above.
-        return stage_transfers(plan, mesh.replica, peer_stage, num_rows, tensor, has_gradients=trains_tower)
+        return stage_transfers(plan, replica, peer_stage, num_rows, tensor, has_gradients=trains_tower)
 
     above = neighbour(stage - 1) if stage > 0 else []
     if stage < plan.encoder_stages - 1:
         below = neighbour(stage + 1)
     else:
         rows = [share.rows for share in shares]
-        below = encoder_transfers(plan, schedule, microbatch, mesh.replica, rows, tensor)
+        below = encoder_transfers(plan, schedule, microbatch, replica, rows, tensor)
     return MicrobatchWork(_pinned(mesh, batch), above, below, recompute=recompute and recompute[0])
 
 

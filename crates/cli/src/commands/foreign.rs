@@ -26,6 +26,12 @@ fn of_both(plan: &RankedPlan) -> Vec<String> {
             encoder.num_ranks() + llm.num_ranks()
         ));
     }
+    if plan.layout.has_whole_encoders() {
+        let tp = plan.layout.llm.tp;
+        lacks.push(format!(
+            "whole encoders on ranks that cut the LLM backbone: the layers of theirs are cut {tp} ways too, or each group of {tp} encodes the same"
+        ));
+    }
     lacks
 }
 
@@ -364,6 +370,19 @@ mod tests {
             !megatron(&plan(Layout::colocated(4, Zero::Nothing), Recompute::None), 16, 28)
                 .contains("encoder ranks apart")
         );
+        let of = |tp, dp| ComponentLayout { tp, pp: 1, dp };
+        let whole = Layout { encoder: of(1, 8), llm: of(4, 2), ..Layout::colocated(1, Zero::States) };
+        let both_cut = Layout { encoder: of(4, 2), ..whole };
+        for (layout, is_said) in [(whole, true), (both_cut, false)] {
+            let of = plan(layout, Recompute::None);
+            for text in [megatron(&of, 32, 28), torchtitan(&of, 32, 28)] {
+                assert_eq!(
+                    text.contains("# not expressed: whole encoders on ranks that cut"),
+                    is_said,
+                    "{text}"
+                );
+            }
+        }
     }
 
     /// A cut is in their own arguments where they have some for it, and is said where they have none.

@@ -3,6 +3,7 @@
 
 use crate::adapt::bins::{ENCODER, LLM, tokens};
 use crate::adapt::rows::median;
+use crate::judge::work::by_group;
 use dflop_cost::Prediction;
 use dflop_schedule::Slowness;
 use dflop_types::{ActionKind, EncoderShare, Layout, SampleIndex, SampleShape, StageIndex};
@@ -139,8 +140,11 @@ impl Adjusted {
         encoder: &[Vec<EncoderShare>],
         predictions: &mut [Prediction],
     ) {
-        for (replica, shares) in (0..).zip(encoder) {
-            let of_pack = self.of_encoder(shapes, shares);
+        for (replica, of_group) in (0..).zip(by_group(encoder, layout.encoder.dp)) {
+            let of_pack = match of_group {
+                [shares] => self.of_encoder(shapes, shares),
+                several => self.of_encoder(shapes, &several.concat()),
+            };
             for stage in 0..layout.encoder.pp {
                 self.correct(predictions, layout.row(replica, StageIndex(stage)), of_pack);
             }
@@ -209,8 +213,9 @@ fn of_row(adjustment: &Adjustment, row: usize) -> RowFactor {
     adjustment.rows.get(row).copied().unwrap_or(RowFactor::ONE)
 }
 
-/// Rows of a component: `[stage][replica]`.
+/// Rows of a component: `[stage][replica]`; encoder replicas of one tensor group are one.
 pub(crate) fn rows_of(layout: &Layout, component: usize) -> Vec<Vec<usize>> {
+    let layout = layout.by_group();
     let (degrees, stages) = if component == ENCODER {
         (layout.encoder, 0..layout.encoder.pp)
     } else {

@@ -10,6 +10,7 @@ use crate::adapt::tail::{self, Tail};
 use crate::adapt::watch::{Alarm, Watch};
 use crate::error::StepError;
 use crate::judge::timeline::{play, play_measured};
+use crate::judge::work::by_group;
 use crate::scheduler::StepScheduler;
 use dflop_types::{ActionKind, Layout, Schedule, Span, Timeline};
 use std::collections::BTreeMap;
@@ -309,7 +310,9 @@ impl StepScheduler {
     ) -> Vec<(u64, u64)> {
         let mut parts: BTreeMap<u64, u64> = BTreeMap::new();
         if component == ENCODER {
-            for share in &schedule.encoder[microbatch][replica] {
+            let groups = self.settings.layout.encoder.dp;
+            let of_group = by_group(&schedule.encoder[microbatch], groups).nth(replica).unwrap_or_default();
+            for share in of_group.iter().flatten() {
                 let size = tokens(self.shape(share.sample), component);
                 *parts.entry(size).or_default() += share_tokens(self.shapes(), share);
             }

@@ -114,9 +114,8 @@ impl Live {
             let first = if component == ENCODER { 0 } else { layout.encoder.pp };
             for (stage, replicas) in (first..).zip(rows_of(layout, component)) {
                 for (replica, row) in (0..).zip(replicas) {
-                    let rank = layout.rank(replica, StageIndex(stage)).0;
-                    let group = rank..rank + layout.tensor_degree(StageIndex(stage));
-                    let slowest = group.map(of_rank).fold(0.0, f64::max);
+                    let group = layout.ranks_of_group(layout.by_group().rank(replica, StageIndex(stage)));
+                    let slowest = group.map(|rank| of_rank(rank.0)).fold(0.0, f64::max);
                     rows[row] =
                         RowFactor { forward: slowest, backward: slowest, input: slowest, weight: slowest };
                 }

@@ -122,15 +122,21 @@ pub(crate) struct Run<'a> {
     pub(crate) memory: RankMemory,
 }
 
-/// How a rank runs a microbatch, with its memory: what it encodes, and what its LLM backbone reads. `most` is the model of the
-/// plan; `fixed` is [`CostModel::colocated_memory`].
+/// How a tensor group runs a microbatch, with the memory of its fullest rank: what each encoder replica of the group encodes (with
+/// whether features are exchanged), and what its LLM backbone reads. `most` is the model of the plan; `fixed` is
+/// [`CostModel::colocated_memory`].
 pub(crate) fn run<'a>(
     (most, eased): (&'a CostModel, &'a Eased),
     budget_bytes: Option<u64>,
-    (encoder, llm, is_exchanged): (&RankMicrobatch, &RankMicrobatch, bool),
+    (encoded, llm): (&[(RankMicrobatch, bool)], &RankMicrobatch),
     fixed: ColocatedMemory,
 ) -> Run<'a> {
-    let peak = |model: &CostModel| model.colocated_peak(encoder, llm, fixed, is_exchanged);
+    let peak = |model: &CostModel| {
+        let peaks =
+            encoded.iter().map(|(own, is_exchanged)| model.colocated_peak(own, llm, fixed, *is_exchanged));
+        let fuller = |a: RankMemory, b: RankMemory| if b.total_bytes() > a.total_bytes() { b } else { a };
+        peaks.reduce(fuller).expect("a tensor group has an encoder replica")
+    };
     let least = budget_bytes.and_then(|budget| eased.least_within(budget, peak));
     match least {
         Some((recompute, model, memory)) => Run { recompute: Some(recompute), model, memory },

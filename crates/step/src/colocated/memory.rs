@@ -2,24 +2,32 @@
 
 use crate::colocated::easing::{self, Run};
 use crate::error::StepError;
-use crate::judge::work::{encoder_work, features, pack};
+use crate::judge::work::{by_group, encoder_work, features, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
-use dflop_cost::{ColocatedMemory, CostModel, Moment, RankMemory, RankMicrobatch, Sharding};
+use dflop_cost::{ColocatedMemory, ColocatedSharding, CostModel, Moment, RankMemory, RankMicrobatch};
 use dflop_schedule::Meets;
 use dflop_types::{
-    Action, Component, EncoderShare, MicrobatchShape, PartRange, Recomputation, SampleIndex, SampleShape,
-    Schedule, StageIndex,
+    Action, EncoderShare, MicrobatchShape, PartRange, Recomputation, SampleIndex, SampleShape, Schedule,
+    StageIndex,
 };
 
-/// Predicted peak of every rank.
-pub(crate) fn peaks(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide) -> Vec<RankMemory> {
+/// Predicted peak of every tensor group: of its fullest rank.
+pub(crate) fn peaks<'a>(
+    scheduler: &StepScheduler,
+    llm: &'a Side,
+    encoder: &'a EncoderSide,
+) -> Vec<RankMemory> {
     let ranks = 0..scheduler.settings.layout.num_ranks() as usize;
-    let fixed = fixed(scheduler);
+    let (fixed, per_group) = (fixed(scheduler), scheduler.encoders_per_group() as usize);
+    let of_group = |encoder: &'a [Vec<EncoderShare>], rank: usize| &encoder[rank * per_group..][..per_group];
     ranks
         .map(|rank| {
-            let of_rank: Vec<(&[SampleIndex], &[EncoderShare])> =
-                llm.iter().zip(encoder).map(|(llm, encoder)| (&*llm[rank], &*encoder[rank])).collect();
+            let of_rank: Vec<(&[SampleIndex], &[Vec<EncoderShare>])> = llm
+                .iter()
+                .zip(encoder)
+                .map(|(llm, encoder)| (&*llm[rank], of_group(encoder, rank)))
+                .collect();
             peak(scheduler, &of_rank, fixed)
         })
         .collect()
@@ -27,18 +35,20 @@ pub(crate) fn peaks(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide
 
 /// The memory of each rank that does not depend on its samples: for the encoder, and for the LLM backbone.
 pub(crate) fn fixed(scheduler: &StepScheduler) -> ColocatedMemory {
-    scheduler.model.colocated_memory(Sharding::of(&scheduler.settings.layout, Component::Both))
+    scheduler.model.colocated_memory(ColocatedSharding::of(&scheduler.settings().layout))
 }
 
-/// Predicted peak of a rank over its microbatches, each with what its LLM reads and what its encoder encodes.
+/// Predicted peak of a tensor group over its microbatches, each with what its LLM reads and what its encoder replicas encode.
 pub(crate) fn peak(
     scheduler: &StepScheduler,
-    microbatches: &[(&[SampleIndex], &[EncoderShare])],
+    microbatches: &[(&[SampleIndex], &[Vec<EncoderShare>])],
     fixed: ColocatedMemory,
 ) -> RankMemory {
     // A microbatch without samples never decides the peak.
-    let filled =
-        microbatches.iter().enumerate().filter(|(_, (llm, encoder))| !llm.is_empty() || !encoder.is_empty());
+    let filled = microbatches
+        .iter()
+        .enumerate()
+        .filter(|(_, (llm, encoder))| !llm.is_empty() || !encoder.iter().all(Vec::is_empty));
     let peaks = filled.map(|(at, (llm, encoder))| {
         let memory = run(scheduler, llm, encoder, fixed).memory;
         let moment = match memory.moment {
@@ -59,47 +69,54 @@ pub(crate) fn peak(
     })
 }
 
-/// How a rank runs one microbatch, of which its LLM reads `llm` and its encoder encodes `encoder`.
+/// How a tensor group runs one microbatch, of which its LLM reads `llm` and its encoder replicas encode `encoder`. All of
+/// them recompute the same; the memory is that of the fullest.
 pub(crate) fn run<'a>(
     scheduler: &'a StepScheduler,
     llm: &[SampleIndex],
-    encoder: &[EncoderShare],
+    encoder: &[Vec<EncoderShare>],
     fixed: ColocatedMemory,
 ) -> Run<'a> {
-    let work = encoder_work(scheduler, encoder);
     let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
     let own = |share: &EncoderShare| share.parts.is_none() && llm.contains(&share.sample);
     // Nothing is exchanged if the rank encodes only samples that it also reads, and all of those.
-    let is_exchanged = !encoder.iter().all(own) || work.feature_tokens != read.feature_tokens;
+    let of_replica = |shares: &Vec<EncoderShare>| {
+        let work = encoder_work(scheduler, shares);
+        let is_exchanged = !shares.iter().all(own) || work.feature_tokens != read.feature_tokens;
+        (work, is_exchanged)
+    };
     let models = (&*scheduler.model, &scheduler.eased);
-    easing::run(models, scheduler.settings.memory_budget_bytes, (&work, &read, is_exchanged), fixed)
+    let encoded: Vec<(RankMicrobatch, bool)> = encoder.iter().map(of_replica).collect();
+    easing::run(models, scheduler.settings.memory_budget_bytes, (&encoded, &read), fixed)
 }
 
-/// What each rank recomputes in each microbatch; nothing if all recompute what the plan says.
+/// What each tensor group recomputes in each microbatch; nothing if all recompute what the plan says.
 pub(crate) fn recomputed(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Vec<Recomputation>> {
     if scheduler.eased.is_empty() {
         return Vec::new();
     }
     let (fixed, of) = (fixed(scheduler), scheduler.model.settings());
     let most = Recomputation { encoder: of.encoder.recompute, llm: of.llm.recompute };
+    let groups = scheduler.settings.layout.encoder.dp;
     let columns = schedule.llm.iter().zip(&schedule.encoder);
-    let of_rank = |(llm, encoder): (&Vec<SampleIndex>, &Vec<EncoderShare>)| {
+    let of_rank = |(llm, encoder): (&Vec<SampleIndex>, &[Vec<EncoderShare>])| {
         run(scheduler, llm, encoder, fixed).recompute.unwrap_or(most)
     };
-    columns.map(|(llm, encoder)| llm.iter().zip(encoder).map(of_rank).collect()).collect()
+    columns.map(|(llm, encoder)| llm.iter().zip(by_group(encoder, groups)).map(of_rank).collect()).collect()
 }
 
-/// Forward and backward of a microbatch on a rank by the times of `model`, without collectives, in nanoseconds.
+/// Forward and backward of a microbatch on a tensor group by the times of `model`, without collectives, in nanoseconds.
 pub(crate) fn work_ns(
     scheduler: &StepScheduler,
     model: &CostModel,
     llm: &[SampleIndex],
-    encoder: &[EncoderShare],
+    encoder: &[Vec<EncoderShare>],
 ) -> u64 {
     let whole = model.whole_stage();
     let read = pack(scheduler, llm);
     let stage = model.llm_stage(&read, whole.num_layers, whole.is_first, whole.is_last);
-    model.encoder(&encoder_work(scheduler, encoder).shape).total_ns().saturating_add(stage.total_ns())
+    let encoder_ns = encoder.iter().map(|own| model.encoder(&encoder_work(scheduler, own).shape).total_ns());
+    encoder_ns.max().unwrap_or(0).saturating_add(stage.total_ns())
 }
 
 impl StepScheduler {
@@ -113,8 +130,9 @@ impl StepScheduler {
         let Some(least) = self.eased.least() else { return Ok(0) };
         let fixed = fixed(self);
         let mut sum: u64 = 0;
-        for (samples, shares) in schedule.llm.iter().zip(&schedule.encoder).flat_map(|(l, e)| l.iter().zip(e))
-        {
+        let groups = self.settings.layout.encoder.dp;
+        let columns = schedule.llm.iter().zip(&schedule.encoder);
+        for (samples, shares) in columns.flat_map(|(llm, e)| llm.iter().zip(by_group(e, groups))) {
             let model = run(self, samples, shares, fixed).model;
             let total_ns = |model: &CostModel| work_ns(self, model, samples, shares);
             sum = sum.saturating_add(total_ns(model).saturating_sub(total_ns(least)));
@@ -127,24 +145,29 @@ impl StepScheduler {
 /// work may be shared out, all ranks encode parts of the sample in equal counts.
 pub(crate) fn alone(scheduler: &StepScheduler, sample: &SampleShape) -> u64 {
     let own_bytes = own_alone(scheduler, sample);
-    let (ranks, num_parts) = (scheduler.settings.layout.llm.dp, sample.num_parts());
-    if scheduler.meets() != Meets::Phase || ranks < 2 || num_parts < 2 {
+    if scheduler.meets() != Meets::Phase {
         return own_bytes;
     }
-    let (read, fixed) = (of_sample(sample), fixed(scheduler));
-    let count = num_parts.div_ceil(ranks);
+    own_bytes.min(divided_alone(scheduler, sample, scheduler.num_encoders()))
+}
+
+/// What a rank needs for one sample alone that its tensor group encodes itself, in bytes.
+pub(super) fn own_alone(scheduler: &StepScheduler, sample: &SampleShape) -> u64 {
+    divided_alone(scheduler, sample, scheduler.encoders_per_group())
+}
+
+/// The same where `replicas` of the encoder encode parts of the sample in equal counts: the bytes of the rank with the smallest.
+fn divided_alone(scheduler: &StepScheduler, sample: &SampleShape, replicas: u32) -> u64 {
+    let (read, fixed, num_parts) = (of_sample(sample), fixed(scheduler), sample.num_parts());
+    if replicas < 2 || num_parts < 2 {
+        return scheduler.model.colocated_peak(&read, &read, fixed, false).total_bytes();
+    }
+    let count = num_parts.div_ceil(replicas);
     let encoded = |at| {
         let share = of_sample(&sample.share(PartRange { first: at * count, count }));
         scheduler.model.colocated_peak(&share, &read, fixed, true).total_bytes()
     };
-    let shared_bytes = (0..num_parts.div_ceil(count)).map(encoded).min().unwrap_or(0);
-    own_bytes.min(shared_bytes)
-}
-
-/// What a rank needs for one sample alone that it encodes itself, in bytes.
-pub(super) fn own_alone(scheduler: &StepScheduler, sample: &SampleShape) -> u64 {
-    let own = of_sample(sample);
-    scheduler.model.colocated_peak(&own, &own, fixed(scheduler), false).total_bytes()
+    (0..num_parts.div_ceil(count)).map(encoded).min().unwrap_or(0)
 }
 
 fn of_sample(sample: &SampleShape) -> RankMicrobatch {

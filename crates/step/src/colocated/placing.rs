@@ -8,6 +8,7 @@ use crate::error::StepError;
 use crate::judge::memory::{FRACTION_ONE, least};
 use crate::place::columns;
 use crate::place::shares;
+use crate::place::sharing::spread_quickly;
 use crate::scheduler::{Pair, StepScheduler, Stop};
 use crate::tokens;
 use dflop_cost::CostModel;
@@ -192,7 +193,7 @@ impl StepScheduler {
                 None => u64::from(self.shape(batch[at]).llm_tokens),
             };
             let sizes: Vec<u64> = own.iter().map(|&at| size(at)).collect();
-            let microbatches = self.fewest_of_rank(batch, own, &sizes)?;
+            let microbatches = self.fewest_of_rank(batch, costs, own, &sizes)?;
             for (&at, microbatch) in own.iter().zip(microbatches) {
                 bucket[at] = microbatch * ranks + rank;
             }
@@ -202,15 +203,25 @@ impl StepScheduler {
 
     /// The microbatch of each sample `own` of a rank, with the fewest microbatches that fit; samples are placed largest
     /// first. `None` if the samples do not fit.
-    fn fewest_of_rank(&self, batch: &[SampleIndex], own: &[usize], sizes: &[u64]) -> Option<Vec<u32>> {
+    fn fewest_of_rank(
+        &self,
+        batch: &[SampleIndex],
+        costs: &BatchCosts,
+        own: &[usize],
+        sizes: &[u64],
+    ) -> Option<Vec<u32>> {
         let most = self.settings.num_microbatches.min(own.len().max(1) as u32);
         let cut = |count: u32| {
             let microbatches = baseline::single_cost_lpt(sizes, count);
-            let mut samples = vec![Vec::new(); count as usize];
+            let mut positions = vec![Vec::new(); count as usize];
             for (&at, &microbatch) in own.iter().zip(&microbatches) {
-                samples[microbatch as usize].push(batch[at]);
+                positions[microbatch as usize].push(at);
             }
-            (microbatches, samples)
+            let of_one = |positions: &Vec<usize>| GroupMicrobatch {
+                llm: positions.iter().map(|&at| batch[at]).collect(),
+                encoder: self.divided(batch, costs, positions),
+            };
+            (microbatches, positions.iter().map(of_one).collect::<Vec<_>>())
         };
         let mut fewest = (1..=most).map(|count| (count, cut(count)));
         let (count, (microbatches, samples)) = fewest.find(|(_, (_, samples))| self.fits_rank(samples))?;
@@ -225,34 +236,51 @@ impl StepScheduler {
     }
 
     /// What a rank takes that encodes its own samples, microbatch by microbatch, in nanoseconds.
-    fn rank_ns(&self, microbatches: &[Vec<SampleIndex>]) -> u64 {
+    fn rank_ns(&self, microbatches: &[GroupMicrobatch]) -> u64 {
         let fixed = memory::fixed(self);
-        let of_one = |samples: &Vec<SampleIndex>| {
-            let own = self.own(samples);
-            let model = memory::run(self, samples, &own, fixed).model;
-            memory::work_ns(self, model, samples, &own)
+        let of_one = |GroupMicrobatch { llm, encoder }: &GroupMicrobatch| {
+            let model = memory::run(self, llm, encoder, fixed).model;
+            memory::work_ns(self, model, llm, encoder)
         };
         microbatches.iter().map(of_one).fold(0, u64::saturating_add)
     }
 
     /// Whether a rank with these microbatches keeps the cap on tokens and the memory budget.
-    fn fits_rank(&self, microbatches: &[Vec<SampleIndex>]) -> bool {
-        let tokens = |samples: &Vec<SampleIndex>| -> u64 {
-            samples.iter().map(|&sample| u64::from(self.shape(sample).llm_tokens)).sum()
+    fn fits_rank(&self, microbatches: &[GroupMicrobatch]) -> bool {
+        let tokens = |one: &GroupMicrobatch| -> u64 {
+            one.llm.iter().map(|&sample| u64::from(self.shape(sample).llm_tokens)).sum()
         };
         if self.bucket_tokens_max.is_some_and(|cap| microbatches.iter().any(|m| tokens(m) > cap)) {
             return false;
         }
         let Some(budget) = self.settings.memory_budget_bytes else { return true };
-        let encoded: Vec<Vec<EncoderShare>> = microbatches.iter().map(|samples| self.own(samples)).collect();
-        let of_rank: Vec<_> = microbatches.iter().zip(&encoded).map(|(llm, own)| (&**llm, &**own)).collect();
+        let of_rank: Vec<_> = microbatches.iter().map(|one| (&*one.llm, &*one.encoder)).collect();
         memory::peak(self, &of_rank, memory::fixed(self)).total_bytes() <= budget
     }
 
-    /// The encoder shares of a rank that encodes its own samples and no others.
-    fn own(&self, samples: &[SampleIndex]) -> Vec<EncoderShare> {
-        let has_segments = |sample: &&SampleIndex| !self.shape(**sample).encoder_segments.is_empty();
-        samples.iter().filter(has_segments).map(|&sample| EncoderShare::whole(sample)).collect()
+    /// The shares of the encoder replicas of a tensor group that encodes its own samples, at `positions` of the batch, and no
+    /// others: all of them, or where the group has several replicas, an even part for each.
+    fn divided(
+        &self,
+        batch: &[SampleIndex],
+        costs: &BatchCosts,
+        positions: &[usize],
+    ) -> Vec<Vec<EncoderShare>> {
+        let has_segments = |at: &&usize| !self.shape(batch[**at]).encoder_segments.is_empty();
+        let own: Vec<usize> = positions.iter().filter(has_segments).copied().collect();
+        let share = |(at, parts): (usize, _)| EncoderShare { sample: batch[own[at]], parts };
+        let shares = self.divide(costs, &own);
+        shares.into_iter().map(|shares| shares.into_iter().map(share).collect()).collect()
+    }
+
+    /// Divides samples over the encoder replicas of a tensor group.
+    fn divide(&self, costs: &BatchCosts, positions: &[usize]) -> shares::Shares {
+        let per_group = self.encoders_per_group();
+        if per_group == 1 {
+            return shares::whole(&vec![0; positions.len()], 1);
+        }
+        let part_ns: Vec<&shares::PartCosts> = positions.iter().map(|&at| &costs.part_ns[at]).collect();
+        spread_quickly(&part_ns, per_group)
     }
 
     /// A lower limit for the number of microbatches: the bytes of all samples, divided by what all ranks may hold at once.
@@ -377,23 +405,50 @@ impl StepScheduler {
         }
     }
 
+    /// The shares of a microbatch of which each tensor group encodes what it reads.
+    fn own_shares(&self, costs: &BatchCosts, bucket: &[u32], positions: &[usize]) -> shares::Shares {
+        let ranks = self.settings.layout.llm.dp;
+        let rank_of: Vec<u32> = positions.iter().map(|&at| bucket[at] % ranks).collect();
+        if self.encoders_per_group() == 1 {
+            return shares::whole(&rank_of, ranks);
+        }
+        let mut of_group = vec![Vec::new(); ranks as usize];
+        for (at, &rank) in rank_of.iter().enumerate() {
+            of_group[rank as usize].push(at);
+        }
+        let of_one = |own: Vec<usize>| {
+            let at_batch: Vec<usize> = own.iter().map(|&at| positions[at]).collect();
+            let shares = self.divide(costs, &at_batch);
+            shares
+                .into_iter()
+                .map(move |share| share.into_iter().map(|(at, parts)| (own[at], parts)).collect())
+        };
+        of_group.into_iter().flat_map(of_one).collect()
+    }
+
     /// The schedule of samples in these buckets (microbatch x ranks + rank), with its makespan. Each rank encodes the samples
     /// that it reads.
     fn placed(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
         let ranks = self.settings.layout.llm.dp;
-        let own = |positions: &[usize]| {
-            let rank_of: Vec<u32> = positions.iter().map(|&at| bucket[at] % ranks).collect();
-            shares::whole(&rank_of, ranks)
-        };
-        let mut schedule = self.as_schedule(step, batch, self.place(batch, bucket, own));
         let count = bucket.iter().map(|&bucket| bucket / ranks + 1).max().unwrap_or(1);
-        let costs = Costs { tokens: None, ..self.costs_in(batch, count)?.costs };
+        let of_batch = self.costs_in(batch, count)?;
+        let own = |positions: &[usize]| self.own_shares(&of_batch, bucket, positions);
+        let mut schedule = self.as_schedule(step, batch, self.place(batch, bucket, own));
+        let costs = Costs { tokens: None, ..of_batch.costs };
         let (encoder_ns, llm_ns) = loads(&costs, bucket, count * ranks);
         schedule.max_load_ns = self.meets().wait_ns(&encoder_ns, &llm_ns, count);
         schedule.predicted_makespan_ns = self.makespan_ns(&schedule)?;
         schedule.lower_bound_ns = mean(&encoder_ns, ranks).saturating_add(mean(&llm_ns, ranks));
         Ok(schedule)
     }
+}
+
+/// What a tensor group does in one microbatch.
+struct GroupMicrobatch {
+    /// What its LLM backbone reads.
+    llm: Vec<SampleIndex>,
+    /// What each of its encoder replicas encodes.
+    encoder: Vec<Vec<EncoderShare>>,
 }
 
 /// The mean load of a rank, rounded down. No assignment makes the fullest rank lighter than this.

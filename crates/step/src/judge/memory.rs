@@ -4,7 +4,7 @@
 use crate::error::StepError;
 use crate::judge::{peaks, predict};
 use crate::scheduler::StepScheduler;
-use dflop_cost::{CostModel, RankRole, Sharding, Typical};
+use dflop_cost::{ColocatedSharding, CostModel, RankRole, Typical};
 use dflop_types::{Component, Rank, SampleIndex, Schedule};
 
 /// The capacity of a bucket, in the unit in which [`StepScheduler::memory_fractions`] measures samples.
@@ -97,11 +97,11 @@ impl StepScheduler {
         reserve_percent: u64,
     ) -> Option<Vec<u64>> {
         let budget = self.settings.memory_budget_bytes?;
-        let sharding = Sharding::of(&self.settings.layout, Component::Both);
+        let sharding = ColocatedSharding::of(&self.settings().layout);
         let usable = free_beside(budget, model.colocated_static_bytes(sharding), reserve_percent);
-        let whole = model.whole_stage();
+        let (whole, encoders) = (model.whole_stage(), u64::from(self.encoders_per_group()));
         let bytes = |&sample: &SampleIndex| {
-            let encoder = model.sample_encoder_bytes(self.shape(sample), typical);
+            let encoder = model.sample_encoder_bytes(self.shape(sample), typical) / encoders;
             encoder.saturating_add(model.sample_stage_bytes(self.shape(sample), typical, whole))
         };
         Some(batch.iter().map(|sample| fraction(bytes(sample), usable)).collect())
@@ -117,10 +117,10 @@ impl StepScheduler {
         reserve_percent: u64,
     ) -> Option<Vec<u64>> {
         let budget = self.settings.memory_budget_bytes?;
-        let sharding = Sharding::of(&self.settings.layout, Component::Both);
+        let sharding = ColocatedSharding::of(&self.settings().layout);
         let encoded = |&s: &SampleIndex| self.model.sample_encoder_bytes(self.shape(s), typical);
         let sum: u128 = batch.iter().map(|s| u128::from(encoded(s))).sum();
-        let buckets = u128::from(count) * u128::from(self.settings.layout.llm.dp);
+        let buckets = u128::from(count) * u128::from(self.num_encoders());
         let mean = u64::try_from(sum / buckets.max(1)).unwrap_or(u64::MAX);
         let fixed = self.model.colocated_static_bytes(sharding).saturating_add(mean);
         let (usable, whole) = (free_beside(budget, fixed, reserve_percent), self.model.whole_stage());

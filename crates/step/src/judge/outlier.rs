@@ -57,7 +57,7 @@ impl StepScheduler {
         let encoder_ns: f64 = all.iter().map(|o| o.encoder_ns as f64).sum();
         let llm_ns: f64 = all.iter().map(|o| o.llm_ns as f64).sum();
         let (even_encoder_ns, even_llm_ns) =
-            (even(encoder_ns, layout.encoder.dp), even(llm_ns, layout.llm.dp));
+            (even(encoder_ns, self.num_encoders()), even(llm_ns, layout.llm.dp));
         let weight = |o: &Outlier| {
             let part = |ns: u64, even: u64| ns as f64 / even.max(1) as f64;
             part(o.encoder_ns, even_encoder_ns).max(part(o.llm_ns, even_llm_ns))

@@ -5,7 +5,9 @@ use crate::judge::work::{Column, encoder_work, feeds, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use crate::settings::StepSettings;
-use dflop_cost::{Basis, Prediction, Sharding, StageLayers, Transfer, microbatches_in_flight};
+use dflop_cost::{
+    Basis, ColocatedSharding, Prediction, Sharding, StageLayers, Transfer, microbatches_in_flight,
+};
 use dflop_sim::{StepInput, order};
 use dflop_types::{ActionKind, Component, EncoderShare, PipelineOrder, SampleIndex, StageIndex};
 
@@ -77,7 +79,7 @@ fn column_of_profile(
     if layout.is_colocated() {
         return colocated::column(scheduler, llm, encoder);
     }
-    let feeds = feeds(llm, encoder);
+    let feeds = feeds(llm, encoder, layout.encoder.dp);
     let mut column = Column {
         predictions: vec![Prediction::default(); layout.num_rows() as usize],
         num_messages: feeds.iter().map(Vec::len).sum::<usize>() as u64,
@@ -127,7 +129,7 @@ fn tails(scheduler: &StepScheduler) -> (Vec<u64>, bool) {
     let asked = scheduler.settings().layout;
     let is_measured = |tail: Transfer| tail.basis == Basis::Measured;
     if layout.is_colocated() {
-        let tail = model.colocated_tail(Sharding::of(&asked, Component::Both));
+        let tail = model.colocated_tail(ColocatedSharding::of(&asked));
         return (vec![tail.ns; layout.num_ranks() as usize], is_measured(tail));
     }
     let of_encoder = Sharding::of(&asked, Component::Encoder);

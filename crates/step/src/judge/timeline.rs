@@ -115,7 +115,7 @@ impl StepScheduler {
         let encoder_replicas: Vec<usize> = schedule.encoder.iter().map(Vec::len).collect();
         for (columns, what, replicas) in [
             (llm_replicas, "llm replicas", self.settings.layout.llm.dp as usize),
-            (encoder_replicas, "encoder replicas", self.settings.layout.encoder.dp as usize),
+            (encoder_replicas, "encoder replicas", self.num_encoders() as usize),
         ] {
             if columns.len() != num_microbatches {
                 return foreign("microbatches", 0, columns.len(), num_microbatches);

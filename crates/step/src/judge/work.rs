@@ -11,7 +11,7 @@ use std::borrow::Cow;
 pub(crate) struct Column {
     /// The prediction of each row (`Layout::row`). Colocated ranks have two rows each: all encoder rows come first.
     pub(crate) predictions: Vec<Prediction>,
-    /// For each encoder replica the LLM replicas that it feeds, ascending.
+    /// For each tensor group that encodes the LLM replicas that it feeds, ascending.
     pub(crate) feeds: Vec<Vec<u32>>,
     pub(crate) num_predictions: u64,
     pub(crate) num_messages: u64,
@@ -54,15 +54,28 @@ pub(crate) fn holder(holders: &[(SampleIndex, usize)], sample: SampleIndex) -> O
     Some(holders[at].1)
 }
 
-/// For each encoder replica the LLM replicas that it feeds in one microbatch, ascending.
-pub(crate) fn feeds(llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<u32>> {
+/// The shares of one microbatch by tensor group: for each of the `groups` those of its encoder replicas, of which it has one
+/// unless its ranks hold whole encoders.
+pub(crate) fn by_group(
+    encoder: &[Vec<EncoderShare>],
+    groups: u32,
+) -> impl ExactSizeIterator<Item = &[Vec<EncoderShare>]> {
+    encoder.chunks((encoder.len() / groups.max(1) as usize).max(1))
+}
+
+/// For each tensor group that encodes the LLM replicas that it feeds in one microbatch, ascending.
+pub(crate) fn feeds(
+    llm: &[Vec<SampleIndex>],
+    encoder: &[Vec<EncoderShare>],
+    encoder_groups: u32,
+) -> Vec<Vec<u32>> {
     let holders = holders(llm);
-    let fed = |shares: &Vec<EncoderShare>| {
+    let fed = |of_group: &[Vec<EncoderShare>]| {
         let of_share = |share: &EncoderShare| holder(&holders, share.sample).map(|replica| replica as u32);
-        let mut fed: Vec<u32> = shares.iter().filter_map(of_share).collect();
+        let mut fed: Vec<u32> = of_group.iter().flatten().filter_map(of_share).collect();
         fed.sort_unstable();
         fed.dedup();
         fed
     };
-    encoder.iter().map(fed).collect()
+    by_group(encoder, encoder_groups).map(fed).collect()
 }

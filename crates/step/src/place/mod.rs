@@ -6,5 +6,5 @@ mod ramp;
 mod refine;
 pub(crate) mod search;
 pub(crate) mod shares;
-mod sharing;
+pub(crate) mod sharing;
 pub(crate) mod sides;

@@ -12,7 +12,8 @@ use std::sync::Arc;
 /// backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Messages: pairs of an encoder and an LLM replica of which one feeds the other, summed over all microbatches.
+    /// Messages: pairs of an encoder and an LLM replica of which one feeds the other, summed over all microbatches. Colocated
+    /// encoder replicas of one tensor group count as one; what they send each other is not counted here.
     pub num_messages: u64,
     /// Feature tokens sent.
     pub feature_tokens: u64,
@@ -92,12 +93,16 @@ impl StepScheduler {
     pub fn traffic(&self, schedule: &Schedule) -> Result<Traffic, StepError> {
         self.check_is_ours(schedule)?;
         let mut traffic = Traffic::default();
+        let groups = self.settings.layout.encoder.dp;
         for (llm, encoder) in schedule.llm.iter().zip(&schedule.encoder) {
-            let feeds = work::feeds(llm, encoder);
+            let feeds = work::feeds(llm, encoder, groups);
             let is_message = |e: u32, r: u32| !self.settings.layout.is_colocated() || e != r;
             let messages =
                 (0..).zip(&feeds).map(|(e, fed)| fed.iter().filter(|&&r| is_message(e, r)).count());
             traffic.num_messages += messages.sum::<usize>() as u64;
+            let by_group = |encoder: &[Vec<EncoderShare>]| -> Vec<Vec<EncoderShare>> {
+                work::by_group(encoder, groups).map(<[_]>::concat).collect()
+            };
             let mut cut: Vec<SampleIndex> = encoder
                 .iter()
                 .flatten()
@@ -107,7 +112,7 @@ impl StepScheduler {
             cut.sort_unstable();
             cut.dedup();
             traffic.num_cut_samples += cut.len() as u64;
-            for (replica, by_node) in self.sent(llm, encoder).iter().enumerate() {
+            for (replica, by_node) in self.sent(llm, &by_group(encoder)).iter().enumerate() {
                 let sent: u64 = by_node.iter().sum();
                 traffic.feature_tokens += sent;
                 traffic.feature_tokens_across += sent - by_node[self.encoder_node(replica as u32)];
@@ -172,7 +177,8 @@ impl StepScheduler {
             by_rank
         };
         let sent: Vec<Vec<u64>> = encoder.iter().map(of_rank).collect();
-        let ranks: Vec<usize> = (0..llm.len()).collect();
+        let per_group = (encoder.len() / llm.len().max(1)).max(1);
+        let ranks: Vec<usize> = (0..encoder.len()).map(|replica| replica / per_group).collect();
         let mut placed = vec![Vec::new(); encoder.len()];
         for (share, rank) in encoder.iter_mut().zip(near(&sent, &ranks)) {
             placed[rank] = std::mem::take(share);

@@ -22,6 +22,20 @@ type Way<'a> = &'a dyn Fn(&[usize]) -> Shares;
 /// Samples are kept whole if the fullest replica then has at most 1 / 16 more than the even share.
 const EVEN_ENOUGH: u64 = 16;
 
+/// Shares over `replicas` of samples with these times. Whole samples are placed by LPT. If that is not even enough, samples
+/// are cut, if that is more even.
+pub(crate) fn spread_quickly(part_ns: &[&PartCosts], replicas: u32) -> Shares {
+    let cost_ns: Vec<u64> = part_ns.iter().map(|costs| total(costs)).collect();
+    let kept = whole(&baseline::single_cost_lpt(&cost_ns, replicas), replicas);
+    let even_ns = cost_ns.iter().fold(0, |sum: u64, &ns| sum.saturating_add(ns)) / u64::from(replicas.max(1));
+    let kept_ns = fullest_ns(part_ns, &kept);
+    if kept_ns <= even_ns.saturating_add(even_ns / EVEN_ENOUGH) || part_ns.iter().all(|c| num_parts(c) < 2) {
+        return kept;
+    }
+    let cut = spread(part_ns, replicas);
+    if fullest_ns(part_ns, &cut) < kept_ns { cut } else { kept }
+}
+
 impl StepScheduler {
     /// The times of the parts of a sample on a stage of the encoder. A sample that cannot be cut is one part.
     pub(crate) fn part_costs(
@@ -46,31 +60,21 @@ impl StepScheduler {
     }
 
     /// How slow each encoder replica is, in thousandths; `None` if all are equally fast.
-    fn slow_encoders(&self) -> Option<&[u32]> {
+    fn slow_encoders(&self) -> Option<Vec<u32>> {
         let slowness = &self.adjusted.as_ref()?.slowness.as_ref()?.encoder;
-        slowness.iter().any(|&s| s != 1_000).then_some(slowness)
+        let is_uneven = slowness.iter().any(|&s| s != 1_000);
+        // What is known is how slow tensor groups are: their ranks wait for each other.
+        let of_group = |&s: &u32| std::iter::repeat_n(s, self.encoders_per_group() as usize);
+        is_uneven.then(|| slowness.iter().flat_map(of_group).collect())
     }
 
-    /// Shares of a microbatch, quick enough for a search. Whole samples are placed by LPT. If that is not even enough, samples
-    /// are cut, if that is more even.
+    /// Shares of a microbatch, quick enough for a search: as [`spread_quickly`] has them, or by the speed of the replicas.
     pub(crate) fn share_quickly(&self, costs: &BatchCosts, column: &[usize]) -> Shares {
-        let replicas = self.settings.layout.encoder.dp;
         let part_ns: Vec<&PartCosts> = column.iter().map(|&position| &costs.part_ns[position]).collect();
-        if let Some(slowness) = self.slow_encoders() {
-            return spread_by_speed(&part_ns, slowness);
+        match self.slow_encoders() {
+            Some(slowness) => spread_by_speed(&part_ns, &slowness),
+            None => spread_quickly(&part_ns, self.num_encoders()),
         }
-        let cost_ns: Vec<u64> = part_ns.iter().map(|costs| total(costs)).collect();
-        let kept = whole(&baseline::single_cost_lpt(&cost_ns, replicas), replicas);
-        let even_ns =
-            cost_ns.iter().fold(0, |sum: u64, &ns| sum.saturating_add(ns)) / u64::from(replicas.max(1));
-        let kept_ns = fullest_ns(&part_ns, &kept);
-        if kept_ns <= even_ns.saturating_add(even_ns / EVEN_ENOUGH)
-            || part_ns.iter().all(|c| num_parts(c) < 2)
-        {
-            return kept;
-        }
-        let cut = spread(&part_ns, replicas);
-        if fullest_ns(&part_ns, &cut) < kept_ns { cut } else { kept }
     }
 
     /// The same shares, exchanged between replicas of one node. In each microbatch in turn, the longest share goes to the
@@ -123,7 +127,7 @@ impl StepScheduler {
             column.iter().map(|&position| costs.encoder_ns[position]).collect()
         };
         let of_speed = |column: &[usize]| match self.slow_encoders() {
-            Some(slowness) => spread_by_speed(&part_ns(column), slowness),
+            Some(slowness) => spread_by_speed(&part_ns(column), &slowness),
             None => spread(&part_ns(column), replicas),
         };
         let ways: [Way<'_>; 4] = [

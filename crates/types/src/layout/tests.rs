@@ -47,6 +47,47 @@ proptest! {
     }
 }
 
+/// Two groups of four ranks that share the LLM's layers, each rank with the whole encoder: encoder replica r stands on rank r.
+#[test]
+fn each_rank_of_a_group_may_hold_an_encoder() {
+    let degrees = |tp, dp| ComponentLayout { tp, pp: 1, dp };
+    let layout = Layout { encoder: degrees(1, 8), llm: degrees(4, 2), ..Layout::colocated(1, Zero::States) };
+    let mut problems = Vec::new();
+    layout.check("layout", &mut problems);
+    assert_eq!(problems, Vec::<String>::new());
+    assert_eq!((layout.num_ranks(), layout.encoders_per_group(), layout.num_rows()), (8, 4, 4));
+    assert_eq!(layout.by_group(), Layout::colocated(2, Zero::States));
+    assert_eq!(layout.to_string(), "colocated encoder tp 1 dp 8, llm tp 4 dp 2, zero 1");
+    let [encoder, llm] = [0, 1].map(StageIndex);
+    assert_eq!((layout.tensor_degree(encoder), layout.tensor_degree(llm)), (1, 4));
+    for rank in (0..8).map(Rank) {
+        let at = layout.coordinates(rank).unwrap();
+        assert_eq!((at.component, at.replica, at.tensor), (Component::Both, rank.0 / 4, rank.0 % 4));
+        assert_eq!(layout.encoder_replica(rank), Some(rank.0));
+        assert_eq!(layout.rank(rank.0, encoder), rank);
+        assert_eq!(layout.rank(at.replica, llm).0 + at.tensor, rank.0);
+        assert_eq!(layout.group(rank), Some(Rank(rank.0 / 4)));
+        assert!(layout.ranks_of_group(Rank(rank.0 / 4)).any(|other| other == rank));
+    }
+    assert_eq!(layout.encoder_replica(Rank(8)), None);
+    // Shards of the encoder are cut over all ranks, those of the LLM over its groups.
+    assert_eq!([Component::Encoder, Component::Llm].map(|of| layout.shard_degree(of)), [8, 2]);
+    assert_eq!([Component::Encoder, Component::Llm].map(|of| layout.replica_stride(of)), [1, 4]);
+    // An encoder that is cut otherwise than the LLM, or has another number of ranks, is no such layout.
+    for encoder in [degrees(2, 4), degrees(1, 4), degrees(4, 4)] {
+        let other = Layout { encoder, ..layout };
+        let mut problems = Vec::new();
+        other.check("layout", &mut problems);
+        assert_eq!(problems.len(), 1, "{other}");
+        assert!(problems[0].contains("or the encoder tp 1 with a replica on each rank"), "{problems:?}");
+        assert_eq!(other.encoders_per_group(), 1);
+    }
+    let cut = Layout { encoder: layout.llm, ..layout };
+    assert_eq!((cut.encoders_per_group(), cut.encoder_replica(Rank(5))), (1, Some(1)));
+    let apart = Layout::disaggregated(degrees(2, 2), degrees(4, 1));
+    assert_eq!([3, 4].map(|rank| apart.encoder_replica(Rank(rank))), [Some(1), None]);
+}
+
 /// What older files hold is read as before, and the fields that say nothing new are left out.
 #[test]
 fn only_what_differs_from_a_plain_pipeline_is_written() {

@@ -216,7 +216,10 @@ impl Told<'_> {
             if is_encoder { shape.encoder_tokens() } else { u64::from(shape.llm_tokens) }
         };
         let samples: Vec<SampleIndex> = if is_encoder {
-            schedule.encoder.get(microbatch)?.get(replica)?.iter().map(|share| share.sample).collect()
+            // Where the ranks of a group hold whole encoders, each has shares of its own.
+            let per_group = layout.encoders_per_group() as usize;
+            let of_group = schedule.encoder.get(microbatch)?.chunks(per_group).nth(replica)?;
+            of_group.iter().flatten().map(|share| share.sample).collect()
         } else {
             schedule.llm.get(microbatch)?.get(replica)?.clone()
         };
