@@ -341,14 +341,18 @@ impl Architecture {
         let encoders = encoders.map(|one| ("encoder", degrees[0], one.num_heads, one.mlp_width));
         let llm =
             ("LLM", degrees[1], self.llm.num_heads, if self.llm.has_mlp() { self.llm.mlp_width } else { 0 });
-        let expert_width = self.llm.experts.map_or(0, |experts| experts.width);
+        let [expert_width, shared_width] =
+            self.llm.experts.map_or([0; 2], |experts| [experts.width, experts.shared_width]);
+        let key_heads = self.llm.linear.map_or(0, |linear| linear.num_key_heads);
         for (component, degree, num_heads, mlp_width) in encoders.chain([llm]) {
             let degree = u64::from(degree.unwrap_or(1)).max(1);
-            let expert_width = if component == "LLM" { expert_width } else { 0 };
+            let of_llm = |count: u64| if component == "LLM" { count } else { 0 };
             let counts = [
                 ("attention heads", num_heads),
+                ("heads of keys in its linear attention", of_llm(key_heads)),
                 ("columns in its MLP", mlp_width),
-                ("columns in each of its experts", expert_width),
+                ("columns in each of its experts", of_llm(expert_width)),
+                ("columns in the expert that all tokens read", of_llm(shared_width)),
             ];
             for (what, count) in counts {
                 if !count.is_multiple_of(degree) {

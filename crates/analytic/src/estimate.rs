@@ -49,18 +49,14 @@ pub fn estimate(
     settings: &EstimateSettings,
 ) -> Result<ModelProfile, AnalyticError> {
     let modules = architecture.modules();
-    // Layers with linear attention are not cut (`python/dflop/models/backbone.py`), and no others without them.
-    // Nor are two encoders, as one plan of cuts holds for all layers of an encoder.
-    let is_whole = |module: &Module| match module.name {
-        "llm_layer" => architecture.llm.linear.is_some(),
-        name => architecture.sound.is_some() && ModelProfile::is_of_encoder(name),
-    };
+    // Two encoders are not cut, as one plan of cuts holds for all layers of an encoder.
+    let is_whole = |module: &Module| architecture.sound.is_some() && ModelProfile::is_of_encoder(module.name);
     let cut = |degree: u32| {
         let of = |module: &Module| module.cut(u64::from(degree));
         // The LLM has layers of several kinds. It is cut only by a degree that divides those of every kind.
         let is_of_llm = |module: &Module| LLM_LAYERS.contains(&module.name);
         let are_divided = modules.iter().filter(|module| is_of_llm(module)).all(|one| of(one).is_some());
-        let modules = modules.iter().filter(|module| !is_whole(module) && module.name != LINEAR_LAYER);
+        let modules = modules.iter().filter(|module| !is_whole(module));
         modules.filter(|module| are_divided || !is_of_llm(module)).filter_map(of).collect()
     };
     let parts = Parts {
