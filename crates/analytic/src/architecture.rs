@@ -1,6 +1,7 @@
 //! What a model is made of, in integers.
 
 use crate::AnalyticError;
+use dflop_types::ModelProfile;
 
 /// A layer with linear attention, where other layers have full attention. A model profile has the mean of both as its
 /// `llm_layer`.
@@ -11,6 +12,9 @@ pub const SLIDING_LAYER: &str = "llm_sliding_layer";
 /// A layer without experts, one of the first, where the other layers have them. In a model profile each counts as one
 /// `llm_layer` more: their mean would be too little for every stage but that of these layers.
 pub const DENSE_LAYER: &str = "llm_dense_layer";
+/// All kinds of layers of one or two encoders.
+pub(super) const ENCODER_LAYERS: [&str; 3] =
+    ["encoder_layer", ModelProfile::WINDOW_LAYER, ModelProfile::SECOND_TOWER[1]];
 /// All kinds of layers of the backbone.
 pub(super) const LLM_LAYERS: [&str; 4] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER, DENSE_LAYER];
 

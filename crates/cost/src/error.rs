@@ -180,7 +180,7 @@ impl Hint for CostError {
                 let part = if *module == "llm_layer" { "LLM" } else { "encoder" };
                 format!(
                     "take another tensor parallel degree of the {part}, such as 1: it must divide the heads of queries, \
-                     those of keys in linear attention, and the widths; two encoders are never cut"
+                     those of keys in linear attention, and the widths"
                 )
             }
             _ => "measure again with `dflop profile model`".to_owned(),
