@@ -167,14 +167,13 @@ def test_what_is_frozen_gets_no_gradient(recipe, model_dir, expected, tmp_path):
     assert sorted(held) == sorted(gradients)
 
 
-SUITE = ("llava_onevision", "qwen2_5_vl", "qwen2_audio")
+SUITE = ("llava_onevision", "qwen2_5_vl", "qwen2_audio", "qwen2_5_omni")
 
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize(
     "family",
-    # Two encoders are one stage.
-    [f if f in SUITE else pytest.param(f, marks=pytest.mark.layouts) for f in SETTINGS if f not in OMNI],
+    [f if f in SUITE else pytest.param(f, marks=pytest.mark.layouts) for f in SETTINGS],
 )
 def test_every_family_has_them(family, tmp_path):
     """Two encoder replicas of as many stages as the tiny tower has layers; a microbatch of text alone, an empty one."""
@@ -187,6 +186,19 @@ def test_every_family_has_them(family, tmp_path):
         tmp_path / "plan.json", 2, 1, 1, len(llm), encoder_pp=encoder_pp, global_batch_size=len(case.samples)
     )
     case.check(plan, llm, shared_out(case.samples, llm))
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("family", OMNI)
+def test_stages_of_two_encoders_whose_ranks_share_layers(family, tmp_path):
+    """Two stages of two ranks each; of seven layers the first stage has two of pictures and one of sounds."""
+    case = Case(family, tmp_path)
+    last = len(case.samples) - 1
+    llm = [[[last, 0]], [[]], [list(range(1, last))]]
+    sizes = {"encoder_pp": 2, "encoder_tp": 2, "global_batch_size": len(case.samples)}
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(llm), **sizes)
+    encoder = [[[s for s in held if case.samples[s].media] for held in replicas] for replicas in llm]
+    case.check(plan, llm, encoder)
 
 
 def test_a_run_of_layers_that_is_none_is_refused(model_dir):

@@ -90,6 +90,11 @@ IN_SUITE = [
     ("internvl", "frozen-encoder", (2, 0, 2, "whole encoders"), "full"),
     ("qwen2_5_vl", "lora", (1, 3, 2, "whole encoders"), "none"),
     ("voxtral", "frozen-llm", (2, 1, 2, "whole encoders"), "full"),
+    # Linear attention by its heads.
+    ("qwen3_5", "full", (1, 1, 1, 4, 4), "selective"),
+    ("qwen3_5", "lora", (2, 1, 2, "colocated"), "none"),
+    ("qwen3_5_moe", "full", (2, 3, 2, "colocated"), "full"),
+    ("qwen3_5_moe", "lora", (1, 1, 2, 1, 2), "selective"),
 ]
 """LLaVA-OneVision stands in `test_weights.py`."""
 
@@ -102,10 +107,8 @@ def others():
             case = (name, recipe, LAYOUTS[turn % len(LAYOUTS)], MODES[(turn + row) % len(MODES)])
             if case not in IN_SUITE:
                 yield pytest.param(*case, marks=pytest.mark.layouts)
-            # That tower has a norm over all heads, these layers have linear attention: they are not cut.
-            tower_alone = (1, 1, 2, 2, 1) if turn % 2 else (1, 1, 1, 4, 1)
-            uncut = {"internvl-llama": TENSOR[2], **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), tower_alone)}
-            shared = uncut.get(name, TENSOR[turn % len(TENSOR)])
+            # That tower has a norm over all heads: it is not cut.
+            shared = TENSOR[2] if name == "internvl-llama" else TENSOR[turn % len(TENSOR)]
             case = (name, recipe, shared, MODES[(turn + row + 1) % len(MODES)])
             if case not in IN_SUITE:
                 yield pytest.param(*case, marks=pytest.mark.layouts)

@@ -9,6 +9,7 @@ import pytest
 import tiny_llava
 import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
+from conformance import write_model
 from lists import random_lists
 from ranks import results, run_ranks
 from shards import arrays_of, whole_of
@@ -239,6 +240,26 @@ def test_each_rank_keeps_its_part(model_dir, tmp_path):
 )
 def test_a_checkpoint_of_one_degree_is_read_by_another(saved, read, model_dir, tmp_path):
     """Weights and both moments, whole by their names in the files: slices, shards of slices, repeated heads."""
+    write_and_read(saved, read, model_dir, tmp_path)
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize(
+    ("saved", "read"),
+    [
+        (((1, 1, 2), (1, 2), {}), ((1, 1, 1), (1, 4), {})),
+        (((2, 2, 1), (2, 2), {"zero": 3, "placement": "colocated"}), ((1, 1, 1), (1, 1), {})),
+    ],
+    ids=["2-4", "2 gathered-1"],
+)
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_5", "glm4v_moe", "gemma4-experts"])
+def test_experts_and_linear_attention_are_read_by_another_degree(family, saved, read, tmp_path):
+    """Parts of one parameter in several runs: both halves of experts; queries, keys and values of linear attention."""
+    write_and_read(saved, read, write_model(tmp_path, family), tmp_path)
+
+
+def write_and_read(saved, read, model_dir, tmp_path):
+    """Writes a checkpoint in one layout, and reads it in another."""
     out = tmp_path / "run"
 
     def ranks_of(case, folder, do):

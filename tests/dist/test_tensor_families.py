@@ -28,18 +28,13 @@ REFUSED = "internvl-llama"
 """Its tower has a norm over all heads."""
 
 
-def llm_degree(name, degree):
-    """1 for linear attention, which is not cut (`tests/unit/test_pieces.py`)."""
-    return 1 if name.startswith("qwen3_5") else degree
-
-
 @pytest.mark.some(3)
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_both_sides_share_their_layers(name, tmp_path):
     """Two replicas of an encoder of two ranks; a backbone of two stages of two ranks."""
     case = Case(name, tmp_path)
     llm = in_two(case)
-    degrees = {"encoder_tp": 1 if name == REFUSED else 2, "llm_tp": llm_degree(name, 2)}
+    degrees = {"encoder_tp": 1 if name == REFUSED else 2, "llm_tp": 2}
     sizes = {"global_batch_size": len(case.samples)}
     plan = write_plan(tmp_path / "plan.json", 2, 1, 2, len(llm), **degrees, **sizes)
     case.check(plan, llm, shared_out(case.samples, llm), CONDITION.get(name, 1))
@@ -51,7 +46,7 @@ def test_both_sides_on_four_ranks(name, tmp_path):
     """A head of the tower a rank; of two heads of keys and values of the LLM each lies on two of its ranks."""
     case = Case(name, tmp_path)
     llm = in_two(case)
-    degrees = {"encoder_tp": 1 if name == REFUSED else 4, "llm_tp": llm_degree(name, 4)}
+    degrees = {"encoder_tp": 1 if name == REFUSED else 4, "llm_tp": 4}
     sizes = {"global_batch_size": len(case.samples)}
     plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(llm), **degrees, **sizes)
     encoder = [[[s for s in held if case.samples[s].media] for held in replicas] for replicas in llm]
@@ -60,7 +55,7 @@ def test_both_sides_on_four_ranks(name, tmp_path):
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("zero", [0, 3])
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name != REFUSED and llm_degree(name, 4) == 4])
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != REFUSED])
 def test_four_ranks_that_hold_both_sides(name, zero, tmp_path):
     """Two such groups; in the second microbatch the second group has nothing."""
     case = Case(name, tmp_path)
@@ -69,7 +64,7 @@ def test_four_ranks_that_hold_both_sides(name, zero, tmp_path):
     degrees = {"encoder_tp": 4, "llm_tp": 4, "global_batch_size": len(case.samples)}
     plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=zero, **degrees)
     encoder = [[[s for s in held if case.samples[s].media] for held in replicas] for replicas in llm]
-    case.check(plan, llm, encoder)
+    case.check(plan, llm, encoder, CONDITION[name] if name.startswith("qwen3_5") else 1)
 
 
 def test_a_norm_over_all_heads_is_refused(tmp_path):

@@ -1,14 +1,18 @@
 """Linear attention over packed samples: none sees another."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conformance import CPU, write_model
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
-from dflop.models import delta_rule
+from dflop import ProfileError
+from dflop.models import delta_rule, load_adapter
 from dflop.models.delta_rule import CONVOLUTION, RULE, keep_samples_apart, layer_period
+from dflop.models.tensor import TensorRank
 
 MODULES = [modeling_qwen3_5, modeling_qwen3_5_moe]
 # Samples of less than a chunk of 64 tokens, of one chunk and one token, and of none.
@@ -119,3 +123,44 @@ def test_the_kinds_of_layers_come_again(kinds, period):
     names = {"l": "linear_attention", "f": "full_attention"}
     text = SimpleNamespace(layer_types=[names[kind] for kind in kinds], num_hidden_layers=len(kinds))
     assert layer_period(text) == period
+
+
+def test_a_rank_has_its_heads_of_keys_with_the_heads_of_values_that_read_them(tmp_path):
+    """Four heads of keys, 8 wide, and eight of values, 6 wide: queries, keys and values lie in one map, in this order."""
+    adapter = load_adapter(write_model(tmp_path, "qwen3_5"))
+    whole = adapter.build_llm_stage(0, 1, CPU, torch.float32, 3).layers_in_order()[0].linear_attn
+    for rank in range(2):
+        stage = adapter.build_llm_stage(0, 1, CPU, torch.float32, 3, tensor=TensorRank(2, rank))
+        part = stage.layers_in_order()[0].linear_attn
+        keys, values, heads = (slice(n * rank, n * (rank + 1)) for n in (2 * 8, 4 * 6, 4))
+        for name in ("in_proj_qkv", "conv1d"):
+            q, k, v = getattr(whole, name).weight.split([32, 32, 48])
+            assert torch.equal(getattr(part, name).weight, torch.cat([q[keys], k[keys], v[values]])), name
+        assert torch.equal(part.in_proj_z.weight, whole.in_proj_z.weight[values])
+        for name in ("in_proj_a", "in_proj_b"):
+            assert torch.equal(getattr(part, name).weight, getattr(whole, name).weight[heads])
+        assert torch.equal(part.A_log, whole.A_log[heads])
+        assert torch.equal(part.dt_bias, whole.dt_bias[heads])
+        assert torch.equal(part.out_proj.weight, whole.out_proj.weight[:, values])
+        assert torch.equal(part.norm.weight, whole.norm.weight)
+
+
+def changed(folder, **text):
+    """A directory of a model whose backbone has other settings."""
+    path = write_model(folder, "qwen3_5") / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"] |= text
+    path.write_text(json.dumps(config))
+    return path.parent
+
+
+def test_heads_that_a_degree_does_not_divide_are_named(tmp_path):
+    adapter = load_adapter(changed(tmp_path, linear_num_key_heads=2))
+    message = "`text_config.linear_num_key_heads` is 2, must be a multiple of the tensor parallel degree 4"
+    with pytest.raises(ProfileError, match=message):
+        adapter.build_llm_stage(0, 1, CPU, torch.float32, 3, tensor=TensorRank(4, 0))
+    # Before, heads of values that no head of keys goes with failed in the first forward.
+    with pytest.raises(
+        ProfileError, match="`text_config.linear_num_value_heads` is 8, must be a multiple of"
+    ):
+        load_adapter(changed(tmp_path / "odd", linear_num_key_heads=3))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from dflop.models.export import write_model as write_export
 from dflop.models.load import Weights
 from dflop.models.mel_windows import bounds_of_windows, to_rows, windows_of
 from dflop.models.parameters import component_of
+from dflop.models.tensor import TensorRank
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
 from dflop.profiling.request import Request
@@ -150,11 +153,43 @@ def test_time_of_a_video_is_that_of_its_frames(tmp_path):
         assert time_T.tolist() == [0, 1, 1 + step, 1 + 2 * step, 2 + 2 * step]
 
 
-def test_two_encoders_are_one_stage(tmp_path):
-    adapter = load_adapter(write_model(tmp_path, "qwen2_5_omni"))
-    assert adapter.num_run_layers == 1
-    with pytest.raises(ValueError, match="two encoders are one stage, which has all layers"):
-        adapter.build_encoder(CPU, FLOAT, 0, range(2))
+@pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_runs_of_layers_are_the_two_encoders(name, tmp_path):
+    """Three layers of sounds are spread over four of pictures; together the runs have each parameter once."""
+    adapter = load_adapter(write_model(tmp_path, name))
+    runs = [adapter.build_encoder(CPU, FLOAT, 0, range(first, first + 1)) for first in range(4)]
+    layers = [len(run.model.audio_tower.layers) for run in runs]
+    assert layers == [0, 1, 1, 1]
+    assert [len(run.layers_in_order()) for run in runs] == [1, 2, 2, 2]
+    found = [name for run in runs for name, _ in run.named_parameters()]
+    whole = dict(adapter.build_encoder(CPU, FLOAT, 0).named_parameters())
+    assert sorted(found) == sorted(whole)
+    media = conversations(tmp_path / "media", adapter, name)["sound"].media
+    assert adapter.num_rows([medium.grid for medium in media]) > 0
+    with pytest.raises(ValueError, match="layers 2 to 5 of an encoder of 4"):
+        adapter.build_encoder(CPU, FLOAT, 0, range(2, 5))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_the_planner_counts_the_parameters_that_a_rank_of_both_encoders_has(name, tmp_path):
+    adapter = load_adapter(write_model(tmp_path, name))
+    (tmp_path / "dflop.yaml").write_text(
+        f"model: {{dir: {tmp_path / name}}}\ndata: {{mixture: mixture.yaml}}\ncluster: {{num_ranks: 1}}\n"
+    )
+    path = tmp_path / "model_profile.json"
+    arguments = ["--config", str(tmp_path / "dflop.yaml"), "--out", str(path)]
+    command = ["profile", "model", "--estimate", "--hardware", "h100", *arguments]
+    subprocess.run([sys.executable, "-m", "dflop", *command], check=True, capture_output=True)
+    profile = json.loads(path.read_text())
+    cut = {one["tensor_parallel_degree"]: one["modules"] for one in profile["variants"]}
+    for degree, modules in {1: profile["modules"], 2: cut[2], 4: cut[4]}.items():
+        encoder = adapter.build_encoder(CPU, FLOAT, 0, tensor=TensorRank(degree, 0))
+        found = sum(p.numel() for layer in encoder.layers_in_order() for p in layer.parameters())
+        names = [each for each in modules if each.endswith("layer") and each != "llm_layer"]
+        counts = {each: profile["modules"][each]["count"] for each in names}
+        assert sum(counts.values()) == 4 + 3
+        assert sum(counts[each] * modules[each]["num_parameters"] for each in names) == found, degree
+    assert "sound_layer" not in cut.get(8, {})
 
 
 def test_a_sound_that_is_not_as_profiled_is_refused(tmp_path):

@@ -49,8 +49,9 @@ _LINEAR = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 6,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
+    # As many of keys as ranks share a layer in tests, at most.
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
     "head_dim": 12,
     "rope_parameters": {
         "rope_type": "default",
@@ -372,7 +373,8 @@ TINY = {
     "qwen3_5_moe": {
         "vision_config": {**_QWEN35_VISION, "model_type": "qwen3_5_moe_vision"},
         "text_config": {
-            **TEXT,
+            # As the published ones: all layers have experts, so nothing says how wide an MLP would be.
+            **{name: value for name, value in TEXT.items() if name != "intermediate_size"},
             "model_type": "qwen3_5_moe_text",
             **_LINEAR,
             **_EXPERTS,

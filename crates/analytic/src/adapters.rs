@@ -9,7 +9,8 @@
 
 use crate::architecture::{LLM_LAYERS, NormKind};
 use crate::modules::{Module, matrix, pass};
-use crate::operations::{Cut, Kind, Operation, Product};
+use crate::operations::{Cut, Kind, Operation};
+use crate::product::Product;
 
 impl Module {
     /// The module with adapters of this rank beside its frozen weights; `None` of a module that gets none, and at rank 0.

@@ -1,6 +1,7 @@
 //! What a model is made of, in integers.
 
 use crate::AnalyticError;
+use dflop_types::ModelProfile;
 
 /// A layer with linear attention, where other layers have full attention. A model profile has the mean of both as its
 /// `llm_layer`.
@@ -11,6 +12,9 @@ pub const SLIDING_LAYER: &str = "llm_sliding_layer";
 /// A layer without experts, one of the first, where the other layers have them. In a model profile each counts as one
 /// `llm_layer` more: their mean would be too little for every stage but that of these layers.
 pub const DENSE_LAYER: &str = "llm_dense_layer";
+/// All kinds of layers of one or two encoders.
+pub(super) const ENCODER_LAYERS: [&str; 3] =
+    ["encoder_layer", ModelProfile::WINDOW_LAYER, ModelProfile::SECOND_TOWER[1]];
 /// All kinds of layers of the backbone.
 pub(super) const LLM_LAYERS: [&str; 4] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER, DENSE_LAYER];
 
@@ -341,14 +345,18 @@ impl Architecture {
         let encoders = encoders.map(|one| ("encoder", degrees[0], one.num_heads, one.mlp_width));
         let llm =
             ("LLM", degrees[1], self.llm.num_heads, if self.llm.has_mlp() { self.llm.mlp_width } else { 0 });
-        let expert_width = self.llm.experts.map_or(0, |experts| experts.width);
+        let [expert_width, shared_width] =
+            self.llm.experts.map_or([0; 2], |experts| [experts.width, experts.shared_width]);
+        let key_heads = self.llm.linear.map_or(0, |linear| linear.num_key_heads);
         for (component, degree, num_heads, mlp_width) in encoders.chain([llm]) {
             let degree = u64::from(degree.unwrap_or(1)).max(1);
-            let expert_width = if component == "LLM" { expert_width } else { 0 };
+            let of_llm = |count: u64| if component == "LLM" { count } else { 0 };
             let counts = [
                 ("attention heads", num_heads),
+                ("heads of keys in its linear attention", of_llm(key_heads)),
                 ("columns in its MLP", mlp_width),
-                ("columns in each of its experts", expert_width),
+                ("columns in each of its experts", of_llm(expert_width)),
+                ("columns in the expert that all tokens read", of_llm(shared_width)),
             ];
             for (what, count) in counts {
                 if !count.is_multiple_of(degree) {

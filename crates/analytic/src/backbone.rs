@@ -5,8 +5,9 @@ use crate::architecture::{
 };
 use crate::delta_rule::{Convolution, DeltaRule};
 use crate::modules::{Module, cut_pass, each, matrix, mlp, pass, residual, rotation};
-use crate::operations::{Attention, Cut, Kind, Operation, Product, Rows};
+use crate::operations::{Attention, Cut, Kind, Operation, Rows};
 use crate::pass::Pass;
+use crate::product::Product;
 
 impl Llm {
     fn module(&self, name: &'static str, count: u64, kinds: Vec<Kind>) -> Module {
@@ -120,7 +121,8 @@ impl Llm {
         module
     }
 
-    /// A layer with linear attention; `None` where the backbone has none.
+    /// A layer with linear attention; `None` where the backbone has none. A rank has heads of keys with the heads of values that
+    /// read them, and works on all rows between the first product and the last.
     pub(super) fn linear_layer(&self) -> Option<Module> {
         let linear = self.linear?;
         let heads = linear.num_value_heads;
@@ -131,7 +133,7 @@ impl Llm {
             value_size: linear.value_size,
         };
         let (mixed, values) = (rule.qkv_width(), heads * linear.value_size);
-        let product = |outputs: u64, keeps: bool| matrix(self.width, outputs, 0, keeps, Cut::Whole);
+        let product = |outputs: u64, keeps: bool| matrix(self.width, outputs, 0, keeps, Cut::Outputs);
         let mut operations = each(vec![
             Kind::Norm(self.norm, self.width),
             product(mixed, true),
@@ -140,7 +142,7 @@ impl Llm {
             product(heads, false),
             Kind::Convolution(Convolution { width: mixed, kernel: linear.kernel }),
             // How much of a value is written (sigmoid), and how much of the state is left (softplus, times a learnt rate).
-            wide_pass(pass(heads, 12, 16, 1, 7, 9), 2),
+            cut_pass(wide_pass(pass(heads, 12, 16, 1, 7, 9), 2)),
             Kind::DeltaRule(rule),
         ]);
         operations.push(Operation {
@@ -149,14 +151,12 @@ impl Llm {
         });
         operations.extend(each(vec![
             // The gate in float32, its activation, their product, back to the dtype.
-            wide_pass(pass(values, 12, 18, 1, 4, 6), 2),
-            matrix(values, self.width, 0, true, Cut::Whole),
+            cut_pass(wide_pass(pass(values, 12, 18, 1, 4, 6), 2)),
+            matrix(values, self.width, 0, true, Cut::Inputs),
         ]));
         operations.extend(self.after_attention());
         let mut module = self.module(LINEAR_LAYER, linear.num_layers, Vec::new());
         module.operations = operations;
-        // Rates and biases of the decay.
-        module.num_table_parameters = 2 * heads;
         Some(module)
     }
 
@@ -273,6 +273,10 @@ impl Experts {
         if !self.has_shared_gate {
             kinds.push(residual(width));
             return each(kinds);
+        }
+        // The router behind it and the gate read the same rows, and keep them whole.
+        if let Some(Kind::Product(first)) = kinds.first_mut() {
+            first.keeps_all_rows = true;
         }
         kinds.extend([
             matrix(width, 1, 0, false, Cut::Whole),

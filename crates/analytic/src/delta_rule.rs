@@ -13,6 +13,11 @@ pub struct Convolution {
 }
 
 impl Convolution {
+    /// The columns of one of `degree` ranks, in whole heads where [`DeltaRule::cut`] gives some.
+    pub(super) fn cut(self, degree: u64) -> Option<Self> {
+        self.width.is_multiple_of(degree).then(|| Self { width: self.width / degree, ..self })
+    }
+
     /// Work of one phase: the rows before the first and behind the last are computed too, from zeros.
     pub(super) fn work(self, segments: &[u64], phase: Phase, size: u64) -> Work {
         let rows: u64 = segments.iter().map(|tokens| tokens + self.kernel - 1).sum();
@@ -45,6 +50,13 @@ pub struct DeltaRule {
 }
 
 impl DeltaRule {
+    /// The heads of one of `degree` ranks: of keys, with those of values that read them.
+    pub(super) fn cut(self, degree: u64) -> Option<Self> {
+        let (num_key_heads, num_value_heads) = (self.num_key_heads / degree, self.num_value_heads / degree);
+        let is_divided = self.num_key_heads.is_multiple_of(degree);
+        is_divided.then_some(Self { num_key_heads, num_value_heads, ..self })
+    }
+
     /// Values of queries, keys and values of a row.
     pub(super) const fn qkv_width(&self) -> u64 {
         2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size

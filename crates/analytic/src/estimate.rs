@@ -1,6 +1,8 @@
 //! A whole model profile that nobody measured: its modules timed by the roofline, its links from the table of hardware.
 
-use crate::architecture::{Architecture, DENSE_LAYER, LINEAR_LAYER, LLM_LAYERS, SLIDING_LAYER};
+use crate::architecture::{
+    Architecture, DENSE_LAYER, ENCODER_LAYERS, LINEAR_LAYER, LLM_LAYERS, SLIDING_LAYER,
+};
 use crate::error::AnalyticError;
 use crate::gpt::Gpt;
 use crate::hardware::Hardware;
@@ -49,19 +51,17 @@ pub fn estimate(
     settings: &EstimateSettings,
 ) -> Result<ModelProfile, AnalyticError> {
     let modules = architecture.modules();
-    // Layers with linear attention are not cut (`python/dflop/models/backbone.py`), and no others without them.
-    // Nor are two encoders, as one plan of cuts holds for all layers of an encoder.
-    let is_whole = |module: &Module| match module.name {
-        "llm_layer" => architecture.llm.linear.is_some(),
-        name => architecture.sound.is_some() && ModelProfile::is_of_encoder(name),
-    };
     let cut = |degree: u32| {
         let of = |module: &Module| module.cut(u64::from(degree));
-        // The LLM has layers of several kinds. It is cut only by a degree that divides those of every kind.
-        let is_of_llm = |module: &Module| LLM_LAYERS.contains(&module.name);
-        let are_divided = modules.iter().filter(|module| is_of_llm(module)).all(|one| of(one).is_some());
-        let modules = modules.iter().filter(|module| !is_whole(module) && module.name != LINEAR_LAYER);
-        modules.filter(|module| are_divided || !is_of_llm(module)).filter_map(of).collect()
+        // Layers may be of several kinds, or of two encoders. A degree that does not divide those of every kind cuts none.
+        let are_kept = [&LLM_LAYERS[..], &ENCODER_LAYERS].map(|names| {
+            let layers = || modules.iter().filter(|module| names.contains(&module.name));
+            (names, layers().all(|one| of(one).is_some()))
+        });
+        let is_kept = |module: &&Module| {
+            are_kept.iter().all(|(names, are_divided)| *are_divided || !names.contains(&module.name))
+        };
+        modules.iter().filter(is_kept).filter_map(of).collect()
     };
     let parts = Parts {
         family: &architecture.family,

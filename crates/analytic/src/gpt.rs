@@ -248,7 +248,7 @@ fn gathered_product(steps: &mut Vec<Operation>, rows: Rows, kind: Kind) {
     }
     let kept = pass(product.inputs, 0, 0, 1, 0, 0);
     steps.push(Operation { rows, kind: kept });
-    steps.push(each(Kind::Product(crate::operations::Product { keeps_input: false, ..product })));
+    steps.push(each(Kind::Product(crate::product::Product { keeps_input: false, ..product })));
 }
 
 /// In half values: reads and writes a value and the mask; keeps the mask and `kept_halves` more.

@@ -1,8 +1,9 @@
 //! The modules of a model as steps: by the names that a model profile has.
 
 use crate::architecture::{Architecture, Encoder, LLM_LAYERS, MlpKind, NormKind, Patches};
-use crate::operations::{Attention, Cut, Kind, Operation, Product, Rows};
+use crate::operations::{Attention, Cut, Kind, Operation, Rows};
 use crate::pass::Pass;
+use crate::product::Product;
 use crate::work::{Phase, Work};
 use dflop_types::ModelProfile;
 
@@ -109,8 +110,11 @@ impl Module {
                     product.outputs = repeated;
                     product.num_biases *= degree / num_key_value_heads;
                 }
-                Kind::Pass(pass) if pass.is_cut && pass.width == num_heads * head_size + keys => {
-                    pass.width = num_heads * head_size + repeated;
+                // What is done to queries and keys, or to a part of each head.
+                Kind::Pass(pass)
+                    if pass.is_cut && pass.width.is_multiple_of(num_heads + num_key_value_heads) =>
+                {
+                    pass.width = pass.width / (num_heads + num_key_value_heads) * (num_heads + degree);
                 }
                 Kind::Norm(..) if one.rows.factor == num_key_value_heads && num_key_value_heads > 1 => {
                     one.rows.factor = degree;
@@ -340,6 +344,7 @@ pub(super) const fn matrix(inputs: u64, outputs: u64, num_biases: u64, keeps_inp
         outputs,
         num_biases,
         keeps_input,
+        keeps_all_rows: false,
         keepers,
         has_input_gradient: true,
         cut,

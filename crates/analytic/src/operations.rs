@@ -3,6 +3,7 @@
 use crate::architecture::NormKind;
 use crate::delta_rule::{Convolution, DeltaRule};
 use crate::pass::{Pass, norm_pass};
+use crate::product::{Product, summed_bytes};
 use crate::work::{Phase, Work};
 
 /// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment, and a rank's part of them.
@@ -41,35 +42,6 @@ pub enum Cut {
     Outputs,
     /// Each rank reads a part of the inputs; the results are then summed.
     Inputs,
-}
-
-/// A matrix product with a weight.
-// Each is a fact of its own.
-#[allow(clippy::struct_excessive_bools)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Product {
-    /// Columns of what it reads; for a convolution the values of a window.
-    pub inputs: u64,
-    /// Columns of what it makes.
-    pub outputs: u64,
-    /// Values of its bias; 0 for none.
-    pub num_biases: u64,
-    /// Whether the forward keeps its input for it; false where a step before has kept the same tensor.
-    pub keeps_input: bool,
-    /// Ranks that each keep a part of the rows of its input, and gather them again in the backward; 1: this rank keeps all.
-    pub keepers: u64,
-    /// Whether its input wants a gradient; pixels and sound do not.
-    pub has_input_gradient: bool,
-    /// How it is cut.
-    pub cut: Cut,
-    /// Matrices of these sizes that the rows are dealt to, one of them to each row, in one kernel (`grouped_mm`); 1: all rows
-    /// go through one matrix.
-    pub num_experts: u64,
-    /// Whether the gradient of its weights may be computed later than that of its input. If not, both are computed in I. That
-    /// holds for linear maps of PyTorch alone, on which adapters are put.
-    pub is_split: bool,
-    /// Whether its weights are frozen: no gradient of them is computed, and nothing is kept or queued for one.
-    pub is_frozen: bool,
 }
 
 /// Attention within segments.
@@ -208,7 +180,6 @@ impl Operation {
             | Kind::Scores(_)
             | Kind::Reduce { .. }
             | Kind::Routing { .. }
-            | Kind::DeltaRule(_)
             | Kind::Pass(_)
             | Kind::Loss { .. }
             | Kind::LossInPlace(_) => 0,
@@ -216,6 +187,8 @@ impl Operation {
             Kind::Norm(_, width) => width,
             Kind::Lookup { rows, width } => rows * width,
             Kind::Convolution(convolution) => convolution.width * convolution.kernel,
+            // Rates and biases of the decay.
+            Kind::DeltaRule(rule) => 2 * rule.num_value_heads,
         }
     }
 
@@ -421,9 +394,9 @@ impl Operation {
             // The router of experts that stand beside an MLP.
             Kind::Routing { .. } if is_between => Self { rows: shared, ..own },
             Kind::Product(product) if product.cut == Cut::Whole && is_between => Self { rows: shared, ..own },
-            // Experts read copies of rows, which each rank keeps, as their router keeps rows.
-            Kind::Product(product) if product.cut == Cut::Outputs && product.num_experts == 1 => {
-                Self { kind: Kind::Product(Product { keepers: degree, ..product }), ..own }
+            Kind::Product(product) => {
+                let keepers = product.keepers_of(degree);
+                Self { kind: Kind::Product(Product { keepers, ..product }), ..own }
             }
             _ => own,
         })
@@ -437,15 +410,9 @@ impl Operation {
             return Some(Self { rows: Rows { factor: part(self.rows.factor)?, ..self.rows }, ..*self });
         }
         let kind = match self.kind {
-            Kind::Product(product) => Kind::Product(match product.cut {
-                Cut::Whole => product,
-                Cut::Outputs => Product {
-                    outputs: part(product.outputs)?,
-                    num_biases: part(product.num_biases)?,
-                    ..product
-                },
-                Cut::Inputs => Product { inputs: part(product.inputs)?, ..product },
-            }),
+            Kind::Product(product) => Kind::Product(product.cut(degree)?),
+            Kind::Convolution(convolution) => Kind::Convolution(convolution.cut(degree)?),
+            Kind::DeltaRule(rule) => Kind::DeltaRule(rule.cut(degree)?),
             Kind::Attention(attention) => Kind::Attention(Attention {
                 num_heads: part(attention.num_heads)?,
                 num_key_value_heads: part(attention.num_key_value_heads)?,
@@ -455,45 +422,5 @@ impl Operation {
             other => other,
         };
         Some(Self { kind, ..*self })
-    }
-}
-
-/// Bytes moved where the gradient of one weight, of `size` bytes, joins the sum over microbatches: it is read, and the sum, which
-/// is in float32, is read and written.
-const fn summed_bytes(size: u64) -> u128 {
-    (size + 2 * 4) as u128
-}
-
-impl Product {
-    /// Whether the gradient of its weights waits from I to W.
-    pub(super) const fn waits(&self) -> bool {
-        self.is_split && !self.is_frozen
-    }
-
-    /// `2 m n k` for the forward and for each gradient.
-    fn work(&self, rows: u64, phase: Phase, size: u64) -> Work {
-        let (m, k, n) = (u128::from(rows), u128::from(self.inputs), u128::from(self.outputs));
-        let tensors = (m * k + u128::from(self.num_read(rows)) * k * n + m * n) * u128::from(size);
-        let kernels = match phase {
-            Phase::Forward => 1,
-            Phase::Input if self.has_input_gradient => 1,
-            Phase::Input => return Work::default(),
-            Phase::Weight if self.is_frozen => return Work::default(),
-            // The gradient, its sum with that of the microbatches before, and the same for the bias.
-            Phase::Weight => 2 + 2 * u64::from(self.num_biases > 0),
-        };
-        Work { flops: 2 * m * n * k, bytes: tensors + self.summed_bytes(phase, size), kernels }
-    }
-
-    /// Bytes moved where the gradient of the weight joins that of the microbatches before.
-    pub(super) fn summed_bytes(&self, phase: Phase, size: u64) -> u128 {
-        // Of experts that no row goes to, too: the gradient is one tensor of all of them.
-        let weights = u128::from(self.num_experts * self.inputs) * u128::from(self.outputs);
-        if phase == Phase::Weight { weights * summed_bytes(size) } else { 0 }
-    }
-
-    /// Matrices that rows go through, at most.
-    pub(super) fn num_read(&self, rows: u64) -> u64 {
-        rows.min(self.num_experts)
     }
 }

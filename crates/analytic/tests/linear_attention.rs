@@ -6,7 +6,7 @@
 use dflop_analytic::{
     Architecture, EstimateSettings, Hardware, LINEAR_LAYER, Module, catalogue_model, estimate,
 };
-use dflop_types::{MadeFrom, ModelProfile, Recompute};
+use dflop_types::{Hint, MadeFrom, ModelProfile, Recompute, Variant};
 use serde_json::{Value, json};
 
 /// Three layers of four have linear attention: two heads of keys of 2, four of values of 3, a convolution over 4 tokens.
@@ -54,7 +54,43 @@ fn both_kinds_of_layers_by_hand() {
     assert_eq!(linear.num_parameters(), 80 + 48 + 32 + 48 + 80 + 8 + 3 + mlp_and_norms);
     // Queries and their gates 4 x 16, keys and values 2 x 4 x 4, out 8 x 4, two norms of 4.
     assert_eq!(full.num_parameters(), 64 + 32 + 32 + 8 + mlp_and_norms);
-    assert!([2, 4].iter().all(|degree| linear.cut(*degree).is_none()));
+}
+
+/// A rank has a head of keys and of queries, and the two heads of values that read it; the norm over single heads is whole.
+#[test]
+fn a_rank_has_heads_of_keys_with_those_of_values_that_read_them() {
+    let mut config = tiny();
+    config["text_config"]["intermediate_size"] = json!(8);
+    let (linear, full) = (module(&config, LINEAR_LAYER), module(&config, "llm_layer"));
+    let half = linear.cut(2).unwrap();
+    // Of what is counted in the test above: 40 + 24 + 16 + 24 + 40 + 4; a norm of 3; half of the MLP, and two norms of 4.
+    assert_eq!(half.num_parameters(), 40 + 24 + 16 + 24 + 40 + 4 + 3 + 3 * 4 * 4 + 8);
+    // Products of its part, over all rows: half of the operations but for what is whole.
+    let [of_all, of_half] = [&linear, &half].map(|one| one.flops(&[64, 128]));
+    assert_eq!(of_all.forward, 2 * of_half.forward);
+    assert_eq!(of_all.input, 2 * of_half.input);
+    assert_eq!(of_all.weight, 2 * of_half.weight);
+    // Of two heads of keys four ranks get none, though there are four of values, and full layers repeat theirs.
+    assert!(linear.cut(4).is_none() && full.cut(2).is_some());
+    let architecture = Architecture::from_config(&config).unwrap();
+    assert!(architecture.check_degrees([None, Some(2)]).is_ok());
+    config["text_config"]["num_attention_heads"] = json!(4);
+    let error = Architecture::from_config(&config).unwrap().check_degrees([None, Some(4)]).unwrap_err();
+    let message =
+        "the LLM has 2 heads of keys in its linear attention, which tensor parallel degree 4 does not divide";
+    assert_eq!(error.to_string(), message);
+    assert!(error.hint().unwrap().ends_with("the greatest is 2"));
+    let plain = EstimateSettings {
+        model: "tiny".to_owned(),
+        dtype: "bfloat16".to_owned(),
+        made_from: MadeFrom::default(),
+        lora_rank: 0,
+    };
+    let profile = estimate(&architecture, Hardware::named("h100").unwrap(), &plain).unwrap();
+    let has = |one: &Variant| one.modules.contains_key("llm_layer");
+    let degrees = profile.variants.iter().filter(|one| has(one)).map(|one| one.tensor_parallel_degree);
+    // A degree that divides the full layers alone cuts none.
+    assert_eq!(degrees.collect::<Vec<_>>(), [2]);
 }
 
 #[test]
@@ -88,8 +124,25 @@ fn an_estimate_has_the_mean_of_both_kinds() {
     for mode in [Recompute::Selective, Recompute::Full] {
         assert_eq!(layer.recompute[&mode].len(), layer.linear.points.len());
     }
-    // No variant cuts its layers over ranks.
-    assert!(profile.variants.iter().all(|variant| !variant.modules.contains_key("llm_layer")));
+    // A variant has the mean of both kinds' parts.
+    for variant in profile.variants.iter().filter(|one| one.modules.contains_key("llm_layer")) {
+        let degree = u64::from(variant.tensor_parallel_degree);
+        let of = |name: &str| {
+            let module = architecture.modules().into_iter().find(|module| module.name == name).unwrap();
+            module.cut(degree).unwrap().num_parameters()
+        };
+        let cut = &variant.modules["llm_layer"];
+        assert_eq!(cut.num_parameters, (3 * of(LINEAR_LAYER) + of("llm_layer")).div_ceil(4));
+        for (part, whole) in cut.linear.points.iter().zip(&layer.linear.points) {
+            // A smaller matrix may run a little faster for its size.
+            assert!(part.forward_ns <= whole.forward_ns);
+            assert!(10 * degree * part.forward_ns >= 9 * whole.forward_ns);
+            assert!(part.activation_bytes < whole.activation_bytes);
+            assert!(degree * part.activation_bytes >= whole.activation_bytes);
+        }
+    }
+    let degrees = profile.variants.iter().map(|one| one.tensor_parallel_degree);
+    assert_eq!(degrees.collect::<Vec<_>>(), [2, 4, 8]);
 }
 
 #[test]

@@ -320,18 +320,10 @@ impl CostModel {
         Transfer { ns: reduction.ns.saturating_add(optimizer_ns), basis: reduction.basis }
     }
 
-    /// Layers of the encoder that can be dealt out to stages, those that attend within windows included. Two encoders are
-    /// one stage, as if they were a single layer.
+    /// Layers of the encoder that can be dealt out to stages, those that attend within windows included. Of two encoders they
+    /// are those of the first: layers of the second go with them.
     pub fn num_encoder_layers(&self) -> u32 {
-        if self.has_second_tower() {
-            return 1;
-        }
         u32::try_from(self.num_layers_of(Tower::First)).unwrap_or(u32::MAX)
-    }
-
-    /// Whether there is a second encoder.
-    pub(crate) fn has_second_tower(&self) -> bool {
-        self.encoder.iter().any(|(_, module, _)| module.tower == Tower::Second)
     }
 
     /// All layers of one encoder.
@@ -364,7 +356,7 @@ impl CostModel {
     /// The modules of a stage of the encoder by name, with how many of each it holds; layers that recompute more than
     /// others come first. Where some layers attend within
     /// windows and some do not, either kind is taken to be spread evenly, a layer without windows behind those with: so
-    /// it is in Qwen2.5-VL.
+    /// it is in Qwen2.5-VL. So are the layers of a second encoder over those of the first, in training too.
     pub(crate) fn encoder_modules_of(
         &self,
         stage: EncoderLayers,
@@ -372,12 +364,7 @@ impl CostModel {
         let all = self.num_layers_of(Tower::First).max(1);
         let full = self.encoder.iter().find(|(name, ..)| *name == "encoder_layer").map_or(0, |m| m.2);
         let before = |layer: u64| layer * full / all;
-        // Of two encoders a stage has all layers or none.
-        let (first, number) = if self.has_second_tower() {
-            (0, if stage.num_layers > 0 { all } else { 0 })
-        } else {
-            (u64::from(stage.first_layer), u64::from(stage.num_layers))
-        };
+        let (first, number) = (u64::from(stage.first_layer), u64::from(stage.num_layers));
         let num_full = before(first + number) - before(first);
         let num_first = if self.has_first_layers() {
             u64::from(self.settings.encoder.recompute.first_layers(number as u32))
@@ -398,7 +385,7 @@ impl CostModel {
             let held = match *name {
                 "encoder_layer" => num_full - first_full,
                 ModelProfile::WINDOW_LAYER => (number - num_full) - (num_first - first_full),
-                name if is_layer(name) => u64::from(number > 0) * count,
+                name if is_layer(name) => (first + number) * count / all - first * count / all,
                 name if ModelProfile::is_projector(name) => u64::from(stage.is_last) * count,
                 _ => u64::from(stage.is_first) * count,
             };

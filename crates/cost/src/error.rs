@@ -179,8 +179,8 @@ impl Hint for CostError {
             Self::LayersNotCut { module, .. } => {
                 let part = if *module == "llm_layer" { "LLM" } else { "encoder" };
                 format!(
-                    "take another tensor parallel degree of the {part}, such as 1: it must divide the heads of queries and \
-                     the widths, and layers with linear attention are never cut, nor are two encoders"
+                    "take another tensor parallel degree of the {part}, such as 1: it must divide the heads of queries, \
+                     those of keys in linear attention, and the widths"
                 )
             }
             _ => "measure again with `dflop profile model`".to_owned(),

@@ -288,7 +288,7 @@ fn what_was_not_measured_is_an_error_that_names_what_was() {
         message(&trained(true, true, false, 8)).0,
         "`trained.lora_rank` is 8 but `trained.llm` is false, must be 0 then"
     );
-    // Measured with this degree, but not this layer: it has linear attention, or heads that the degree does not divide.
+    // Measured with this degree, but not this layer: it has heads or a width that the degree does not divide.
     for (module, part) in [("llm_layer", "LLM"), ("encoder_layer", "encoder")] {
         let mut uncut = profile();
         for variant in uncut.variants.iter_mut().filter(|variant| variant.tensor_parallel_degree == 2) {

@@ -1,7 +1,7 @@
 //! A model with two encoders: pictures cost what the first takes, sounds what the second does.
 
 use crate::fixture::{layer, module, profile};
-use dflop_cost::{CostModel, RankRole, Typical};
+use dflop_cost::{CostModel, EncoderLayers, RankRole, Typical};
 use dflop_types::{EncoderSegments, MicrobatchShape, ModelProfile, ModuleProfile, SampleShape, Tower};
 use proptest::prelude::*;
 
@@ -40,11 +40,11 @@ fn a_sound_by_hand() {
 }
 
 #[test]
-fn both_are_held_and_trained_and_make_one_stage() {
+fn both_are_held_and_trained() {
     let (one, two) = (CostModel::new(&profile()).unwrap(), CostModel::new(&both()).unwrap());
     let bytes = |model: &CostModel| model.fixed_memory(RankRole::Encoder, 1).parameter_bytes;
     assert_eq!(bytes(&two) - bytes(&one), 4 * (10 + 2 * 20 + 30));
-    assert_eq!((one.num_encoder_layers(), two.num_encoder_layers()), (3, 1));
+    assert_eq!((one.num_encoder_layers(), two.num_encoder_layers()), (3, 3));
     let whole = MicrobatchShape::pack(&[sample((2, 100), (2, 100))]);
     assert_eq!(two.encoder_stage(&whole, two.whole_encoder()), two.encoder(&whole));
     // Some of its modules, not all: no such profile is read.
@@ -52,6 +52,25 @@ fn both_are_held_and_trained_and_make_one_stage() {
     broken.modules.remove("sound_projector");
     let problems = dflop_types::Artifact::problems(&broken);
     assert!(problems.iter().any(|problem| problem.contains("sound_layer")), "{problems:?}");
+}
+
+/// Two layers of sounds over three of pictures: none in the first stage, one in each of the others.
+#[test]
+fn stages_of_both_by_hand() {
+    let model = CostModel::new(&both()).unwrap();
+    let microbatch = MicrobatchShape::pack(&[sample((2, 100), (2, 100))]);
+    let stages = [0, 1, 2].map(|first_layer| EncoderLayers {
+        first_layer,
+        num_layers: 1,
+        is_first: first_layer == 0,
+        is_last: first_layer == 2,
+    });
+    let times = stages.map(|stage| model.encoder_stage(&microbatch, stage).forward_ns);
+    assert_eq!(times, [200 * (2 + 37 + 8), 200 * (37 + 148), 200 * (37 + 5 + 148 + 20)]);
+    assert_eq!(times.iter().sum::<u64>(), model.encoder(&microbatch).forward_ns);
+    let bytes = |role| model.fixed_memory(role, 1).parameter_bytes;
+    let of_stages: u64 = stages.map(|stage| bytes(RankRole::EncoderStage(stage))).iter().sum();
+    assert_eq!(of_stages, bytes(RankRole::Encoder));
 }
 
 proptest! {

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from dflop.models.delta_rule import layer_period, linear_layers
+from dflop.models.delta_rule import LINEAR, head_rules, layer_period, linear_layers, linear_plan
 from dflop.models.experts import (
     BESIDE_MLP,
     WITH_EXPERTS,
@@ -42,7 +42,7 @@ from dflop.models.loss import cap_logits, capped, cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
 from dflop.models.sequence import all_rows, own_rows
 from dflop.models.sight import sights
-from dflop.models.tensor import Cut, LayerPlan, Uncut, cut_layer
+from dflop.models.tensor import Cut, LayerPlan, cut_layer
 from dflop.models.towers import backbone_name, backbone_of
 from dflop.models.vocabulary import cut_vocabulary
 
@@ -105,6 +105,7 @@ def backbone_rules(text: Any) -> list[Rule]:
             layer_period(text) is not None,
             "a pattern that comes again and again, as in three linear layers and a full one",
         ),
+        *head_rules(text),
         *(expert_rules(text) if text.model_type in (*WITH_EXPERTS, *BESIDE_MLP) else ()),
     ]
 
@@ -115,22 +116,39 @@ def norms_of_heads(text: Any) -> tuple[str, ...]:
     return ("self_attn.q_norm", "self_attn.k_norm") if has_them else ()
 
 
+def kinds_to_cut(text: Any) -> list[str | None]:
+    """The kind of each layer, by which tensor parallelism cuts it.
+
+    Args:
+        text: configuration of the backbone.
+
+    Returns:
+        A kind of `layer_types` for each, or None for each where all layers are cut alike.
+    """
+    if any(linear_layers(text)):
+        return [LINEAR if is_linear else FULL for is_linear in linear_layers(text)]
+    return [*(kinds_of_layers(text) or [None] * text.num_hidden_layers)]
+
+
 def layer_plan(text: Any, kind: str | None = None, is_dense: bool = False) -> LayerPlan:
     """How tensor parallelism cuts a decoder layer.
 
     Args:
         text: configuration of the backbone.
-        kind: of the layer, where each kind has heads of its own.
+        kind: of the layer, of `kinds_to_cut`.
         is_dense: whether the layer is one of the first, which have no experts.
 
     Returns:
-        The plan. One for layers with linear attention refuses every degree but 1, with an error that names
-        the field.
+        The plan.
     """
-    if any(linear_layers(text)):
-        field = "text_config.linear_num_value_heads"
-        heads = Uncut("linear_attn", field, text.linear_num_value_heads, what="linear attention")
-        return LayerPlan(cuts=(heads,), entries=())
+    attention = linear_plan(text) if kind == LINEAR else _attention_plan(text, kind)
+    if has_experts(text) and not is_dense:
+        # Where experts stand in place of the MLP, the configuration need not say how wide that would be.
+        return with_experts(text, attention, mlp_cuts(text) if text.model_type in BESIDE_MLP else ())
+    return dataclasses.replace(attention, cuts=(*attention.cuts, *mlp_cuts(text)))
+
+
+def _attention_plan(text: Any, kind: str | None) -> LayerPlan:
     heads = ("text_config.num_attention_heads", text.num_attention_heads)
     has_own = text.model_type in WITH_HEADS_OF_KINDS and kind == FULL and text.attention_k_eq_v
     few = (f"text_config.num_{'global_' if has_own else ''}key_value_heads", heads_of(text, kind)[0])
@@ -139,7 +157,7 @@ def layer_plan(text: Any, kind: str | None = None, is_dense: bool = False) -> La
     if text.model_type in WITH_WINDOWS:
         # Those around the MLP; the one behind attention has the name that others' has before the MLP.
         after = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-    attention = LayerPlan(
+    return LayerPlan(
         cuts=(
             Cut("self_attn.q_proj", *heads),
             Cut("self_attn.k_proj", *few, may_repeat=True),
@@ -151,9 +169,6 @@ def layer_plan(text: Any, kind: str | None = None, is_dense: bool = False) -> La
         # Norms over single heads run on a rank's own heads: they too have only a summand of their gradients.
         between=("input_layernorm", "post_attention_layernorm", *after, *norms_of_heads(text)),
     )
-    if has_experts(text) and not is_dense:
-        return with_experts(text, attention, mlp_cuts(text))
-    return dataclasses.replace(attention, cuts=(*attention.cuts, *mlp_cuts(text)))
 
 
 def mlp_cuts(text: Any) -> tuple[Cut, ...]:
@@ -221,6 +236,9 @@ class LlmStage(nn.Module):
         self.kinds: list[str | None] = [None if kinds is None else kinds[index] for index in layers]
         """Of its layers in order, where there are several kinds."""
         have = layers_with_experts(source.config) if has_experts(source.config) else None
+        of_plans = kinds_to_cut(source.config)
+        self.kinds_to_cut = [of_plans[index] for index in layers]
+        """Of its layers in order: the kind by which each is cut."""
         self.are_dense = [have is not None and not have[index] for index in layers]
         """Of its layers in order: whether a layer has no experts though others have."""
         self.windows = {kind: window_of(source.config, kind) for kind in self.kinds if kind is not None}
@@ -243,7 +261,9 @@ class LlmStage(nn.Module):
         Raises:
             ProfileError: heads, widths or the vocabulary cannot be dealt out; the message names the field.
         """
-        for kind, is_dense, layer in zip(self.kinds, self.are_dense, self.layers_in_order(), strict=True):
+        for kind, is_dense, layer in zip(
+            self.kinds_to_cut, self.are_dense, self.layers_in_order(), strict=True
+        ):
             cut_layer(layer, plan_of(kind, is_dense), tensor.degree, tensor.rank)
         stage = backbone_of(self)
         ends = [stage.embed_tokens] if hasattr(stage, "embed_tokens") else []

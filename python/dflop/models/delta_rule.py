@@ -5,6 +5,8 @@
 Hugging Face's layer calls two functions that go along the tokens: a short causal convolution, and the
 recurrence. Both are wrapped where its module finds them. A call that names the samples of a pack is then run
 sample by sample; every other call stays as it was.
+
+Heads do not see each other, so tensor parallelism deals them out: a head of keys with its heads of values.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from dflop.models.rules import Rule
+from dflop.models.tensor import Cut, LayerPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,6 +61,52 @@ def layer_period(text: Any) -> int | None:
     count = len(are_linear)
     fitting = (period for period in range(1, _PERIOD_MAX + 1) if count % period == 0)
     return next((p for p in fitting if are_linear == are_linear[:p] * (count // p)), None)
+
+
+def head_rules(text: Any) -> list[Rule]:
+    """What the heads of layers with linear attention must be.
+
+    Args:
+        text: configuration of the backbone.
+
+    Returns:
+        Rules for `check_rules`; none where no layer has linear attention.
+    """
+    if not any(linear_layers(text)):
+        return []
+    keys, values = text.linear_num_key_heads, text.linear_num_value_heads
+    wanted = f"a multiple of `linear_num_key_heads`, {keys}"
+    return [Rule("text_config.linear_num_value_heads", values, keys > 0 and values % keys == 0, wanted)]
+
+
+def linear_plan(text: Any) -> LayerPlan:
+    """How tensor parallelism cuts linear attention, and the norms before it and behind it.
+
+    A part is a head of keys, and of queries, with the heads of values that read it. Queries, keys and values
+    are one map, in this order; the convolution has weights for each of its columns.
+
+    Args:
+        text: configuration of a backbone with such layers.
+
+    Returns:
+        The plan, without the MLP.
+    """
+    heads = ("text_config.linear_num_key_heads", text.linear_num_key_heads)
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    blocks = (keys, keys, text.linear_num_value_heads * text.linear_value_head_dim)
+    return LayerPlan(
+        cuts=(
+            Cut("linear_attn.in_proj_qkv", *heads, blocks=blocks),
+            *(Cut(f"linear_attn.in_proj_{name}", *heads) for name in "zba"),
+            Cut("linear_attn.conv1d", *heads, blocks=blocks, dim=0),
+            *(Cut("linear_attn", *heads, kind=kind, dim=0) for kind in ("A_log", "dt_bias")),
+            Cut("linear_attn.out_proj", *heads, by_input=True),
+        ),
+        entries=("linear_attn", "mlp"),
+        counts=(("linear_attn", "key_dim"), ("linear_attn", "value_dim")),
+        # The norm over single heads of values runs on a rank's own heads.
+        between=("input_layernorm", "post_attention_layernorm", "linear_attn.norm"),
+    )
 
 
 @functools.cache

@@ -59,7 +59,13 @@ def numbered(layers: Any) -> list[tuple[int, Any]]:
     return list(enumerate(layers))
 
 
-def cut_to(part: nn.Module, run: EncoderRun, layers: nn.ModuleList, before: Sequence[nn.Module]) -> None:
+def cut_to(
+    part: nn.Module,
+    run: EncoderRun,
+    layers: nn.ModuleList,
+    before: Sequence[nn.Module],
+    numbers: range | None = None,
+) -> None:
     """Removes from a part of the model, in place, all that does not belong to a run of its layers.
 
     Layers keep their names. The last run also has the layers that no forward runs, and all modules after the
@@ -70,9 +76,11 @@ def cut_to(part: nn.Module, run: EncoderRun, layers: nn.ModuleList, before: Sequ
         run: What to keep.
         layers: All layers of its tower.
         before: Modules before the layers, which turn inputs into hidden states.
+        numbers: Of the layers to keep, where they are not those of the run: a second tower.
     """
-    end = len(layers) if run.is_last else run.end_layer
-    kept = {str(number): layers[number] for number in range(run.first_layer, end)}
+    if numbers is None:
+        numbers = range(run.first_layer, len(layers) if run.is_last else run.end_layer)
+    kept = {str(number): layers[number] for number in numbers}
     in_front = {id(p) for module in before for p in module.parameters()}
     in_layers = {id(p) for layer in layers for p in layer.parameters()}
     _prune(part, layers, kept, in_layers, lambda p: run.is_first if id(p) in in_front else run.is_last)

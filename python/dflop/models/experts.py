@@ -18,6 +18,8 @@ WITH_EXPERTS = (
     *WITH_DENSE_FIRST,
 )
 """`model_type` of the backbones whose layers have experts in place of the MLP."""
+WITH_SHARED_GATE = ("qwen3_5_moe_text",)
+"""`model_type` of the backbones with one expert for all tokens, times a gate."""
 BESIDE_MLP = ("gemma4_text",)
 """`model_type` of the backbones whose layers may have experts beside the MLP (`enable_moe_block`)."""
 _NORMS_BESIDE = (
@@ -57,17 +59,24 @@ def with_experts(text: Any, layer: LayerPlan, mlp: tuple[Cut, ...]) -> LayerPlan
             entries=(*layer.entries, "experts"),
             between=(*layer.between, *_NORMS_BESIDE, "router", "router.proj"),
         )
-    shared = ()
+    shared, gate = (), ()
+    names = (("gate_proj", False), ("up_proj", False), ("down_proj", True))
     if text.model_type in WITH_DENSE_FIRST:
         wide = (width[0], text.moe_intermediate_size * text.n_shared_experts)
-        names = (("gate_proj", False), ("up_proj", False), ("down_proj", True))
         shared = tuple(Cut(f"mlp.shared_experts.{name}", *wide, by_input=by) for name, by in names)
+    elif text.model_type in WITH_SHARED_GATE:
+        wide = ("text_config.shared_expert_intermediate_size", text.shared_expert_intermediate_size)
+        # The router reads the same rows, in their own dtype.
+        shared = tuple(
+            Cut(f"mlp.shared_expert.{name}", *wide, by_input=by, keeps_all_rows=not by) for name, by in names
+        )
+        gate = ("mlp.shared_expert_gate",)
     return dataclasses.replace(
         layer,
         cuts=(*layer.cuts, *experts("mlp.experts"), *shared),
         # Experts, and what all tokens read, are summed once.
         exits=("mlp",),
-        partial=("mlp.gate",),
+        partial=("mlp.gate", *gate),
     )
 
 

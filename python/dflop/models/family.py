@@ -138,6 +138,15 @@ class FamilyAdapter(ABC):
     def before_layers(self, model: Any) -> Sequence[nn.Module]:
         """The modules before the layers, which turn inputs into hidden states."""
 
+    def cut_to_run(self, model: Any, run: EncoderRun) -> None:
+        """Removes from the encoder's modules, in place, all that does not belong to a run of its layers.
+
+        Args:
+            model: as in `encode_run`, whole.
+            run: what to keep.
+        """
+        cut_to(model, run, self.tower_layers(model), self.before_layers(model))
+
     def layers_in_order(self, model: Any) -> list[nn.Module]:
         """The encoder's layers that a forward runs, in the order in which it runs them.
 
@@ -335,8 +344,7 @@ class FamilyAdapter(ABC):
         whole, _ = self.build_whole()
         encoder = Encoder(whole, self, self.encoder_run(layers))
         if not (encoder.run.is_first and encoder.run.is_last):
-            model = encoder.model
-            cut_to(model, encoder.run, self.tower_layers(model), self.before_layers(model))
+            self.cut_to_run(encoder.model, encoder.run)
         if tensor.degree > 1:
             self.check_cut()
             for layer in encoder.layers_in_order():

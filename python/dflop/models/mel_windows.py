@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from dflop.models.encoder import numbered
 from dflop.models.packing import PACKED_ENCODER
 from dflop.models.patch_layout import sent
 from dflop.models.patches import bounds_of_patches
@@ -163,10 +164,10 @@ def run_sound_layer(layer: Any, hidden_SV: torch.Tensor, bounds: Bounds) -> torc
 
 
 def run_sound_layers(tower: Any, hidden_SV: torch.Tensor, windows: Windows) -> torch.Tensor:
-    """All layers of the encoder of sounds.
+    """The layers of the encoder of sounds that a rank has.
 
     Args:
-        tower: Hugging Face's.
+        tower: Hugging Face's; or with a run of its layers.
         hidden_SV: before the first.
         windows: which do not see each other.
 
@@ -174,7 +175,7 @@ def run_sound_layers(tower: Any, hidden_SV: torch.Tensor, windows: Windows) -> t
         hidden_SV after the last.
     """
     bounds = bounds_of_windows(windows, hidden_SV.device)
-    for layer in tower.layers:
+    for _, layer in numbered(tower.layers):
         hidden_SV = run_sound_layer(layer, hidden_SV, bounds)
     return hidden_SV
 

@@ -3,8 +3,11 @@
     inputs_NC, media --rows of pictures--> visual -------+
                      --rows of sounds----> audio_tower --+--in the order of the media--> features_EW
 
-Both encoders are one stage: `config.json` is that of the whole model, of which its section `thinker_config`
-is built, read and trained. Talker and vocoder are neither read nor written. Shape letters: see `adapter.py`.
+A run of layers is one of both encoders: of 32 layers of pictures and 24 of sounds the first half has 16 and
+12. Between two runs rows of pictures stand before those of sounds, and each is as wide as the wider of both.
+
+`config.json` is that of the whole model, of which its section `thinker_config` is built, read and trained.
+Talker and vocoder are neither read nor written. Shape letters: see `adapter.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ from transformers.image_utils import SizeDict
 
 from dflop.models import sound
 from dflop.models.adapter import EncoderInput, MediaGrid
-from dflop.models.encoder import EncoderRun
+from dflop.models.encoder import EncoderRun, cut_to, numbered
 from dflop.models.errors import hinted, profile_error
-from dflop.models.mel_windows import ATTENTION
+from dflop.models.mel_windows import ATTENTION, Windows, run_sound_layers, windows_of
 from dflop.models.packing import PACKED
 from dflop.models.patches import PatchFamily
 from dflop.models.processor_files import processor_fields, processor_of_videos
@@ -72,12 +75,30 @@ class OmniFamily(PatchFamily):
         """Rows of a window of sound: encoder tokens of a full one."""
 
     @abstractmethod
-    def hear(self, model: Any, batch: EncoderInput) -> torch.Tensor:
-        """Features of sounds alone.
+    def before_sounds(self, tower: Any) -> Sequence[nn.Module]:
+        """The modules with parameters before the layers of the encoder of sounds."""
+
+    @abstractmethod
+    def embed_sounds(self, tower: Any, rows_NC: torch.Tensor, windows: Windows) -> torch.Tensor:
+        """Hidden states of sounds before the first layer.
 
         Args:
-            model: Hugging Face's, with `audio_tower`.
-            batch: of sounds.
+            tower: Hugging Face's, of sounds.
+            rows_NC: of all windows.
+            windows: which they are.
+
+        Returns:
+            hidden_SV.
+        """
+
+    @abstractmethod
+    def project_sounds(self, tower: Any, hidden_SV: torch.Tensor, windows: Windows) -> torch.Tensor:
+        """Features of sounds, one sound after the other.
+
+        Args:
+            tower: Hugging Face's, of sounds.
+            hidden_SV: after the last layer.
+            windows: which they are.
 
         Returns:
             features_ED, as wide as the backbone.
@@ -102,19 +123,36 @@ class OmniFamily(PatchFamily):
     def sound_plan(self) -> LayerPlan:
         """How tensor parallelism cuts a layer of the encoder of sounds."""
 
-    @property
-    def num_run_layers(self) -> int:
-        """One: two encoders are not cut into stages. So the planner has it too."""
-        return 1
+    def sound_layers(self, run: EncoderRun) -> range:
+        """The layers of sounds in a run: spread evenly over those of pictures, as in the cost model.
 
-    def encoder_run(self, layers: range | None) -> EncoderRun:
-        """See `FamilyAdapter.encoder_run`; all layers of both encoders."""
-        if layers is not None and layers != range(1):
-            message = (
-                f"layers {layers.start} to {layers.stop}: two encoders are one stage, which has all layers"
-            )
-            raise ValueError(message)
-        return EncoderRun(0, 1, 1)
+        Args:
+            run: of layers of pictures.
+
+        Returns:
+            Their numbers; none, where there are fewer of them and the run is short.
+        """
+        first, end = (
+            layer * self.audio.encoder_layers // run.num_layers for layer in (run.first_layer, run.end_layer)
+        )
+        return range(first, end)
+
+    def cut_to_run(self, model: Any, run: EncoderRun) -> None:
+        """See `FamilyAdapter.cut_to_run`; each encoder is cut by itself."""
+        cut_to(model.visual, run, self.tower_layers(model), self.before_layers(model))
+        tower = model.audio_tower
+        cut_to(tower, run, tower.layers, self.before_sounds(tower), self.sound_layers(run))
+
+    def row_width(self, layer: int) -> int:
+        """See `FamilyAdapter.row_width`: of the wider encoder."""
+        return max(super().row_width(layer), self.audio.d_model)
+
+    def num_rows(self, media: Sequence[MediaGrid]) -> int:
+        """See `FamilyAdapter.num_rows`: patches of pictures, and tokens of sounds."""
+        pictures, sounds = (
+            [g for g in media if (g.kind == "audio") == is_sound] for is_sound in (False, True)
+        )
+        return super().num_rows(pictures) + sum(windows_of(sounds, self.window_rows).tokens)
 
     def rules(self) -> list[Rule]:
         """See `FamilyAdapter.rules`."""
@@ -136,7 +174,8 @@ class OmniFamily(PatchFamily):
 
     def layers_in_order(self, model: Any) -> list[nn.Module]:
         """See `FamilyAdapter.layers_in_order`: those of pictures, then those of sounds."""
-        return [*model.visual.blocks, *model.audio_tower.layers]
+        both = (model.visual.blocks, model.audio_tower.layers)
+        return [layer for layers in both for _, layer in numbered(layers)]
 
     def plan_of(self, layer: nn.Module) -> LayerPlan:
         """See `FamilyAdapter.plan_of`."""
@@ -175,27 +214,49 @@ class OmniFamily(PatchFamily):
         self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_RU: torch.Tensor | None
     ) -> torch.Tensor:
         """See `FamilyAdapter.encode_run`; each encoder runs once, over all that is its own."""
-        rows = batch.inputs_N.split([grid.num_inputs for grid in batch.media])
-        found: list[torch.Tensor] = [rows[0]] * len(rows)
-        for is_sound in (False, True):
-            own = [k for k, grid in enumerate(batch.media) if (grid.kind == "audio") == is_sound]
-            if not own:
-                continue
-            part = batch
-            if len(own) < len(rows):
-                part = EncoderInput(torch.cat([rows[k] for k in own]), [batch.media[k] for k in own])
-            made = self._hear(model, part) if is_sound else super().encode_run(model, part, run, None)
-            if part is batch:
-                return made
-            counts = [grid.num_features for grid in part.media]
-            for k, features_EW in zip(own, made.split(counts), strict=True):
-                found[k] = features_EW
-        return torch.cat(found)
+        own = [
+            [k for k, g in enumerate(batch.media) if (g.kind == "audio") == sound] for sound in (False, True)
+        ]
+        parts = [self._part_of(batch, numbers, reads_inputs=incoming_RU is None) for numbers in own]
+        states: list[torch.Tensor | None] = [None, None]
+        if incoming_RU is not None:
+            num_pictures = super().num_rows(parts[0].media)
+            width = super().row_width(run.first_layer)
+            pictures_RU, sounds_RU = incoming_RU[:num_pictures], incoming_RU[num_pictures:]
+            states = [pictures_RU[:, :width], sounds_RU[:, : self.audio.d_model].contiguous()]
+        made = []
+        if own[0]:
+            made.append(super().encode_run(model, parts[0], run, states[0]))
+        if own[1]:
+            made.append(self._hear(model, parts[1], run, states[1]))
+        # Features of sounds too are as wide as those of pictures: later layers add nothing to them.
+        width = self.feature_width if run.is_last else self.row_width(run.end_layer)
+        made = [torch.nn.functional.pad(one, (0, width - one.shape[1])) for one in made]
+        if len(made) == 1 or not run.is_last:
+            return made[0] if len(made) == 1 else torch.cat(made)
+        counts = ([grid.num_features for grid in part.media] for part in parts)
+        split = [one.split(each) for one, each in zip(made, counts, strict=True)]
+        found = dict(zip(own[0], split[0], strict=True)) | dict(zip(own[1], split[1], strict=True))
+        return torch.cat([found[k] for k in range(len(batch.media))])
 
-    def _hear(self, model: Any, batch: EncoderInput) -> torch.Tensor:
-        """Features of sounds alone, as wide as those of pictures: later layers add nothing to them."""
-        features_ED = self.hear(model, batch)
-        return torch.nn.functional.pad(features_ED, (0, self.feature_width - features_ED.shape[1]))
+    def _part_of(self, batch: EncoderInput, numbers: list[int], *, reads_inputs: bool) -> EncoderInput:
+        """Some media of a batch, with what the first run reads of them."""
+        media = [batch.media[k] for k in numbers]
+        if len(media) == len(batch.media) or not reads_inputs:
+            return EncoderInput(batch.inputs_N, media)
+        rows = batch.inputs_N.split([grid.num_inputs for grid in batch.media])
+        return EncoderInput(torch.cat([batch.inputs_N[:0], *(rows[k] for k in numbers)]), media)
+
+    def _hear(
+        self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_SV: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Sounds through a run: hidden_SV, or from the last one features_ED."""
+        tower, windows = model.audio_tower, windows_of(batch.media, self.window_rows)
+        hidden_SV = incoming_SV
+        if hidden_SV is None:
+            hidden_SV = self.embed_sounds(tower, batch.inputs_N, windows)
+        hidden_SV = run_sound_layers(tower, hidden_SV, windows)
+        return self.project_sounds(tower, hidden_SV, windows) if run.is_last else hidden_SV
 
     def positions(
         self, input_ids_T: torch.Tensor, feature_mask_T: torch.Tensor, media: Sequence[MediaGrid]

@@ -85,7 +85,8 @@ def share_rows(
     """Makes a cut layer take this rank's rows and give this rank's rows, by hooks.
 
     Args:
-        layer: as `cut_layer` left it; changed in place. It is called with `position_embeddings` of all rows.
+        layer: as `cut_layer` left it; changed in place. It is called with `position_embeddings` of all rows,
+            or with linear attention with `segment_tokens`, the rows of each sample.
         entries: modules that read all rows, attention first.
         readers: linear maps that read rows which an entry gathered. Nothing else may be kept in them: code
             that counts saved bytes does not see it.
@@ -234,6 +235,9 @@ class _SharedRows:
         """Before attention and before the MLP: gathers all rows. Attention comes first and knows how many."""
         if "position_embeddings" in kwargs:
             self._num_rows = kwargs["position_embeddings"][0].shape[-2]
+        elif "segment_tokens" in kwargs:
+            # Linear attention, which knows no positions.
+            self._num_rows = sum(kwargs["segment_tokens"])
         own_1RD: torch.Tensor = args[0] if args else kwargs["hidden_states"]
         if own_1RD.dim() == 2:
             # Experts beside an MLP: rows, and what the router gave for each. Nothing of them is kept.

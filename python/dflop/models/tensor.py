@@ -3,6 +3,7 @@
     x --(entry)--> q, k, v of own heads --> attention --> output projection of own heads --(sum)--> y
     x --(entry)--> own rows of the MLP's first maps --> own columns of its last --(sum)--> y
     x --(entry)--> whole router --> own part of each expert's width --> shares' sum --(sum)--> y
+    x --(entry)--> q, k, v, gates of own heads --> linear attention --> output projection --(sum)--> y
 
 A cut layer by itself gives only one summand of the result. `add_collectives` makes the ranks sum: by an
 all-reduce at each (sum) in the forward, and one at each (entry) in the backward. Norms and residuals between
@@ -13,12 +14,12 @@ part of a parameter a rank has: by it parameters are filled, saved and exported.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
-from dflop.models.errors import hinted, profile_error
+from dflop.models.errors import profile_error
 from dflop.models.recompute import is_replaying
 from dflop.models.sequence import share_rows
 
@@ -83,10 +84,10 @@ def slices_of(piece: nn.Module) -> dict[str, Slice]:
 
 @dataclass(frozen=True)
 class Cut:
-    """How one linear map is cut, or the maps of all experts, which are one parameter."""
+    """How one parameter is cut: that of a linear map, of the maps of all experts, or of single columns."""
 
     path: str
-    """Path inside the layer: of the `nn.Linear`, or of the module that has the experts."""
+    """Path inside the layer: of the `nn.Linear`, or of the module that has the parameter."""
     field: str
     """Field of the configuration that says how many parts there are; errors name it."""
     num_parts: int
@@ -99,6 +100,12 @@ class Cut:
     """Whether several ranks may hold the same part: heads of keys and values, if fewer than ranks."""
     kind: str = "weight"
     """Name of the parameter in its module. Its last two dimensions are outputs and inputs of the map."""
+    blocks: tuple[int, ...] = ()
+    """Outputs of each map that this one joins, where they differ; a rank has its parts of each."""
+    keeps_all_rows: bool = False
+    """Whether a router keeps whole the rows that the map reads: then this map keeps them too, at no cost."""
+    dim: int | None = None
+    """The dimension that is cut, of a parameter that belongs to no map: a number for each column or head."""
 
     def of_rank(self, degree: int, rank: int) -> range:
         """The parts of one rank.
@@ -123,32 +130,6 @@ class Cut:
             f"`{self.field}` is {self.num_parts}, must be a multiple of the tensor parallel degree {degree}"
         )
         raise profile_error(message)
-
-
-@dataclass(frozen=True)
-class Uncut(Cut):
-    """What tensor parallelism does not cut, so that each rank has it whole: linear attention."""
-
-    what: str = ""
-    """Its name in the error."""
-
-    def of_rank(self, degree: int, rank: int) -> NoReturn:
-        """Refuses.
-
-        Args:
-            degree: ranks, more than 1.
-            rank: from 0.
-
-        Raises:
-            ProfileError: always.
-        """
-        del rank
-        message = (
-            f"`{self.field}` is {self.num_parts}, and layers with {self.what} cannot be cut over {degree} "
-            "ranks: the tensor parallel degree of the LLM must be 1"
-        )
-        hint = "use more pipeline stages, or ZeRO-3 of colocated replicas: `dflop plan` knows it"
-        raise hinted(profile_error(message), hint)
 
 
 @dataclass(frozen=True)
@@ -182,7 +163,8 @@ class LayerPlan:
 
         Routers, and copies of rows for experts, are not among them: those that a router keeps it keeps whole.
         """
-        return tuple(cut.path for cut in self.cuts if not cut.by_input and cut.kind == "weight")
+        maps = (cut for cut in self.cuts if cut.kind == "weight" and cut.dim is None)
+        return tuple(cut.path for cut in maps if not cut.by_input and not cut.keeps_all_rows)
 
 
 def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tuple[int, int]:
@@ -199,11 +181,17 @@ def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tupl
     return num_heads // degree, max(1, num_key_value_heads // degree)
 
 
-def _slice(tensor: torch.Tensor, dim: int, cut: Cut, parts: range) -> Slice:
-    block = tensor.shape[dim] // cut.num_blocks
-    size = block // cut.num_parts
-    firsts = (index * block + parts.start * size for index in range(cut.num_blocks))
-    return Slice(dim, tuple(tensor.shape), tuple((first, len(parts) * size) for first in firsts))
+def _slice(tensor: torch.Tensor, cut: Cut, parts: range, dim: int | None = None) -> Slice:
+    """The part of a tensor that some parts of a cut make up, along the cut's own dimension or `dim`."""
+    if dim is None:
+        dim = tensor.dim() - 2 + int(cut.by_input) if cut.dim is None else cut.dim
+    length = tensor.shape[dim]
+    runs, first = [], 0
+    for block in cut.blocks or (length // cut.num_blocks,) * cut.num_blocks:
+        size = block // cut.num_parts
+        runs.append((first + parts.start * size, len(parts) * size))
+        first += block
+    return Slice(dim, tuple(tensor.shape), tuple(runs))
 
 
 def take_slice(module: nn.Module, kind: str, part: Slice) -> None:
@@ -241,15 +229,14 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
     chosen = [(cut, cut.of_rank(degree, rank)) for cut in plan.cuts]
     for cut, parts in chosen:
         owner = layer.get_submodule(cut.path)
-        whole = owner.get_parameter(cut.kind)
-        take_slice(owner, cut.kind, _slice(whole, whole.dim() - 2 + int(cut.by_input), cut, parts))
+        take_slice(owner, cut.kind, _slice(owner.get_parameter(cut.kind), cut, parts))
         if not isinstance(owner, nn.Linear):
-            # Experts: their code reads the width from the parameters, and they have no biases.
+            # Experts, and numbers for columns or heads: the code reads the width from the parameters.
             continue
         linear = owner
         linear.out_features, linear.in_features = linear.weight.shape
         if linear.bias is not None and not cut.by_input:
-            take_slice(linear, "bias", _slice(linear.bias, 0, cut, parts))
+            take_slice(linear, "bias", _slice(linear.bias, cut, parts, dim=0))
         elif linear.bias is not None and rank > 0:
             # Only the first rank adds the bias.
             linear.register_parameter("bias", None)

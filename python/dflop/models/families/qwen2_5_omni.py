@@ -22,10 +22,13 @@ from dflop.models.omni import OmniFamily
 from dflop.models.tensor import Cut, LayerPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import torch
+    from torch import nn
 
-    from dflop.models.adapter import EncoderInput
+    from dflop.models.mel_windows import Windows
 
 
 class Qwen25Omni(OmniFamily, Qwen25Vl):
@@ -70,11 +73,16 @@ class Qwen25Omni(OmniFamily, Qwen25Vl):
         """See `OmniFamily.sound_plan`."""
         return mel_windows.sound_plan(self.audio)
 
-    def hear(self, model: Any, batch: EncoderInput) -> torch.Tensor:
-        """See `OmniFamily.hear`."""
-        tower, windows = model.audio_tower, mel_windows.windows_of(batch.media, self.window_rows)
-        hidden_SV = mel_windows.embed_windows(tower, batch.inputs_N, windows)
-        hidden_SV = mel_windows.run_sound_layers(tower, hidden_SV, windows)
+    def before_sounds(self, tower: Any) -> Sequence[nn.Module]:
+        """See `OmniFamily.before_sounds`."""
+        return [tower.conv1, tower.conv2]
+
+    def embed_sounds(self, tower: Any, rows_NC: torch.Tensor, windows: Windows) -> torch.Tensor:
+        """See `OmniFamily.embed_sounds`."""
+        return mel_windows.embed_windows(tower, rows_NC, windows)
+
+    def project_sounds(self, tower: Any, hidden_SV: torch.Tensor, windows: Windows) -> torch.Tensor:
+        """See `OmniFamily.project_sounds`."""
         return mel_windows.project_sounds(tower, hidden_SV, windows)
 
     def frames_of_features(self, num_features: int) -> int:

@@ -20,15 +20,18 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as huggin
 from dflop.models import mel_chunks
 from dflop.models.adapter import MediaGrid
 from dflop.models.families.qwen3_vl import Qwen3Vl
-from dflop.models.mel_windows import run_sound_layers, sound_plan, windows_of
+from dflop.models.mel_windows import sound_plan
 from dflop.models.omni import OmniFamily
 from dflop.models.rules import Rule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import torch
+    from torch import nn
 
-    from dflop.models.adapter import EncoderInput
+    from dflop.models.mel_windows import Windows
     from dflop.models.tensor import LayerPlan
 
 
@@ -76,11 +79,18 @@ class Qwen3OmniMoe(OmniFamily, Qwen3Vl):
         """See `OmniFamily.sound_plan`."""
         return sound_plan(self.audio)
 
-    def hear(self, model: Any, batch: EncoderInput) -> torch.Tensor:
-        """See `OmniFamily.hear`."""
-        tower, windows = model.audio_tower, windows_of(batch.media, self.window_rows)
-        hidden_SV = mel_chunks.embed_chunks(tower, batch.inputs_N, windows)
-        return mel_chunks.project_sounds(tower, run_sound_layers(tower, hidden_SV, windows))
+    def before_sounds(self, tower: Any) -> Sequence[nn.Module]:
+        """See `OmniFamily.before_sounds`."""
+        return [tower.conv2d1, tower.conv2d2, tower.conv2d3, tower.conv_out]
+
+    def embed_sounds(self, tower: Any, rows_NC: torch.Tensor, windows: Windows) -> torch.Tensor:
+        """See `OmniFamily.embed_sounds`."""
+        return mel_chunks.embed_chunks(tower, rows_NC, windows)
+
+    def project_sounds(self, tower: Any, hidden_SV: torch.Tensor, windows: Windows) -> torch.Tensor:
+        """See `OmniFamily.project_sounds`."""
+        del windows
+        return mel_chunks.project_sounds(tower, hidden_SV)
 
     def frames_of_features(self, num_features: int) -> int:
         """See `OmniFamily.frames_of_features`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflop.models.backbone import layer_plan
+from dflop.models.backbone import kinds_to_cut, layer_plan
 from dflop.models.delta_rule import layer_period, linear_layers
 from dflop.models.layer_kinds import (
     WITH_HEADS_OF_KINDS,
@@ -87,8 +87,7 @@ def backbone_pieces(
 
     def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
         backbone = backbone_of(whole)
-        of_layers = kinds_of_layers(backbone.config) or [None] * len(backbone.layers)
-        for kind, layer in zip(of_layers, backbone.layers, strict=True):
+        for kind, layer in zip(kinds_to_cut(backbone.config), backbone.layers, strict=True):
             cut_layer(layer, layer_plan(text, kind), settings.tensor_parallel_degree)
         return LlmLayers(list(backbone.layers), backbone.rotary_emb, backbone.config, picture_tokens)
 
