@@ -1,4 +1,4 @@
-//! Mistral3 and LightOnOCR: Pixtral's patches of the picture's own size, without any bias, merged four to one; backbones of Mistral
+//! Mistral3 and `LightOnOCR`: Pixtral's patches of the picture's own size, without any bias, merged four to one; backbones of Mistral
 //! or Qwen3.
 
 use super::{TIED, kept_activations, llm, section, text};

@@ -1,4 +1,4 @@
-//! The shape rule of LightOnOCR: pictures at their own resolution, without marks between rows.
+//! The shape rule of `LightOnOCR`: pictures at their own resolution, without marks between rows.
 //!
 //! ```text
 //! (height, width) -> scaled down until both sides are at most `size` -> each side up to a multiple of the processor's patch
@@ -24,7 +24,7 @@ const PLACEHOLDER: &str = "<|image_pad|>";
 /// Pixels that sides are rounded up to, where the image processor's file names none.
 const DEFAULT_SIDE: u32 = 16;
 
-/// The shape rule of a LightOnOCR model.
+/// The shape rule of a `LightOnOCR` model.
 ///
 /// *Invariants* (checked by [`LightonOcr::from_files`]): each field is at least 1 and at most 2^15.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
