@@ -53,7 +53,7 @@ fn the_quick_search_loses_little() {
     }
 }
 
-/// InternVL3 78B: 25 heads in its encoder, which no degree of its LLM divides. Ranks that hold the encoder whole share the LLM, and
+/// The encoder of `internvl3-78b-hf` has 25 heads, which no degree of its LLM divides. Ranks that hold the encoder whole share the LLM, and
 /// the search finds that by itself.
 #[test]
 fn an_encoder_whose_heads_do_not_divide_stands_whole_beside_a_cut_llm() {
