@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 from demo_run import lines, request, run_training, write_demo
 from ranks import results, run_ranks
+from toy_run import write_colocated
 
 from dflop._native import Dataset, Schedule, StepScheduler
 from dflop.runtime.meeting import Meeting
@@ -122,6 +123,24 @@ def test_colocated_ranks_run_both_components(zero, demo, tmp_path):
             own = [action for r, action, _, _ in trace["spans"] if r == rank]
             assert {action[0] for action in own} == {"0", "1"}
             assert len(own) == len(set(own)) == 2 * 2 * 4
+    assert all(m["step_ns"] >= m["predicted_ns"] for m in lines(out / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_ranks_with_whole_encoders_send_each_other_features(zero, demo, tmp_path):
+    """Two groups of two ranks that share the LLM's layers: each rank has its own shares, and all run the same lists."""
+    path = tmp_path / "plan.json"
+    write_colocated(path, 2, 4, llm_tp=2, zero=zero, global_batch_size=BATCH)
+    out = tmp_path / "out"
+    wanted = {"speed": SPEED, "slow_ranks": [], "slow_shapes": None, "network_latency_ns": 0, "kill": None}
+    asked = request(demo, out, 4, steps=2, rehearsal=wanted, plan=str(path))
+    assert results(run_training(asked, tmp_path)) == [0] * 4
+    schedules = lines(out / "schedules.jsonl")
+    assert sorted(s for line in schedules for s in line["samples"]) == list(range(NUM_SAMPLES))
+    assert {len(column) for line in schedules for column in line["schedule"]["encoder"]} == {4}
+    for trace in lines(out / "trace.jsonl"):
+        own = [[action for r, action, _, _ in trace["spans"] if r == rank] for rank in range(4)]
+        assert all(len(actions) == len(set(actions)) == 2 * 2 * 4 for actions in own)
     assert all(m["step_ns"] >= m["predicted_ns"] for m in lines(out / "metrics.jsonl"))
 
 

@@ -28,12 +28,12 @@ fn scheduler(
     StepScheduler::new(settings, model, shapes.to_vec(), 3).unwrap()
 }
 
-fn encoded(shares: &[EncoderShare], shapes: &[SampleShape]) -> RankMicrobatch {
+fn encoded(own: &[EncoderShare], shapes: &[SampleShape]) -> RankMicrobatch {
     let of = |share: &EncoderShare| {
         let whole = &shapes[share.sample.index()];
         share.parts.map_or_else(|| whole.clone(), |parts| whole.share(parts))
     };
-    let parts: Vec<SampleShape> = shares.iter().map(of).collect();
+    let parts: Vec<SampleShape> = own.iter().map(of).collect();
     RankMicrobatch {
         shape: MicrobatchShape {
             encoder_segments: parts.iter().flat_map(|part| part.encoder_segments.clone()).collect(),
@@ -46,15 +46,15 @@ fn encoded(shares: &[EncoderShare], shapes: &[SampleShape]) -> RankMicrobatch {
 /// The times of a microbatch's encoder action on a group, told by hand: the longest of its ranks, and the exchange.
 fn encoder_of_group(
     model: &CostModel,
-    shares: &[Vec<EncoderShare>],
+    divided: &[Vec<EncoderShare>],
     shapes: &[SampleShape],
     zero: ColocatedSharding,
 ) -> Prediction {
-    let works: Vec<RankMicrobatch> = shares.iter().map(|own| encoded(own, shapes)).collect();
+    let works: Vec<RankMicrobatch> = divided.iter().map(|own| encoded(own, shapes)).collect();
     let each = works.iter().map(|work| model.sharded_encoder(&work.shape, zero.encoder));
     let slowest = each.reduce(Prediction::slower).unwrap();
     let fullest = works.iter().map(|work| work.feature_tokens).max().unwrap();
-    slowest.with_exchange(model.group_exchange(fullest, shares.len() as u32))
+    slowest.with_exchange(model.group_exchange(fullest, divided.len() as u32))
 }
 
 /// A schedule is sound, its durations are those of the division that it names, and its memory that of the fullest rank.

@@ -142,7 +142,7 @@ impl Adjusted {
     ) {
         for (replica, of_group) in (0..).zip(by_group(encoder, layout.encoder.dp)) {
             let of_pack = match of_group {
-                [shares] => self.of_encoder(shapes, shares),
+                [only] => self.of_encoder(shapes, only),
                 several => self.of_encoder(shapes, &several.concat()),
             };
             for stage in 0..layout.encoder.pp {

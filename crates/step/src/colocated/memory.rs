@@ -86,8 +86,8 @@ pub(crate) fn run<'a>(
         (work, is_exchanged)
     };
     let models = (&*scheduler.model, &scheduler.eased);
-    let encoded: Vec<(RankMicrobatch, bool)> = encoder.iter().map(of_replica).collect();
-    easing::run(models, scheduler.settings.memory_budget_bytes, (&encoded, &read), fixed)
+    let works: Vec<(RankMicrobatch, bool)> = encoder.iter().map(of_replica).collect();
+    easing::run(models, scheduler.settings.memory_budget_bytes, (&works, &read), fixed)
 }
 
 /// What each tensor group recomputes in each microbatch; nothing if all recompute what the plan says.
