@@ -10,8 +10,8 @@ import json
 import pytest
 import torch
 import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
-from demo_run import lines, request, run_training, write_demo
-from family_run import trains
+from demo_run import lines, python, request, run_training, write_demo
+from family_run import FamilyRun, trains
 from ranks import results
 from toy_run import write_colocated
 
@@ -172,12 +172,41 @@ def check(demo, tmp_path, zero, dtype, recipe, llm_tp=1):
     config = request(demo, tmp_path)["config"]
     config["model"]["dtype"] = dtype
     config["train"] |= {"recipe": recipe, "precision": {"float32": "fp32", "bfloat16": "bf16"}[dtype]}
+    check_held(demo, config, REPLICAS * llm_tp, zero, whole_bytes, tmp_path)
+
+
+WITH_PARTS = ("qwen3_5_moe", "qwen3_5", "qwen3_vl_moe", "gemma4-experts")
+"""Whose experts and heads of linear attention tensor parallelism cuts, and whose layers are all predicted as they are."""
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("name", WITH_PARTS)
+def test_the_planners_memory_of_cut_layers_is_the_trainers(name, zero, tmp_path):
+    """Two replicas of two ranks that share layers. What a rank has of each module is what estimates count."""
+    run = FamilyRun(name, tmp_path / "demo", BATCH // 2, MICROBATCHES)
+    estimated = tmp_path / "model_profile.json"
+    asked = ["profile", "model", "--estimate", "--hardware", "h100", "--out", str(estimated)]
+    python(["-m", "dflop", *asked], run.folder)
+    path = tmp_path / "plan.json"
+    degrees = {"encoder_tp": 2, "llm_tp": 2, "global_batch_size": BATCH // 2}
+    plan = write_colocated(path, REPLICAS, MICROBATCHES, zero=zero, **degrees)
+    trains(path, "full")
+    config = request(run.folder, tmp_path)["config"]
+    config["train"] |= {"recipe": "full", "precision": "fp32"}
+    encoder = run.adapter.build_encoder(torch.device("meta"), torch.float32, 0)
+    llm = run.adapter.build_llm_stage(0, run.adapter.num_llm_layers, torch.device("meta"), torch.float32, 0)
+    whole_bytes = 4 * sum(p.numel() for piece in (encoder, llm) for p in piece.parameters())
+    check_held(run.folder, config, plan.num_ranks, zero, whole_bytes, tmp_path)
+
+
+def check_held(demo, config, num_ranks, zero, whole_bytes, tmp_path):
+    """Trains two steps, and compares what each rank holds in the second with what is predicted."""
     out = tmp_path / "run"
-    asked = request(
-        demo, out, REPLICAS * llm_tp, steps=2, measure_memory_step=1, plan=str(path), config=config
-    )
+    asked = request(demo, out, num_ranks, steps=2, measure_memory_step=1, config=config)
+    asked["plan"] = str(tmp_path / "plan.json")
     asked["model_profile"] = str(tmp_path / "model_profile.json")
-    assert results(run_training(asked, tmp_path, count_held(tmp_path))) == [0] * (REPLICAS * llm_tp)
+    assert results(run_training(asked, tmp_path, count_held(tmp_path))) == [0] * num_ranks
     (record,) = lines(out / "memory.jsonl")
     for index, rank in enumerate(record["ranks"]):
         held = torch.load(tmp_path / f"held {index}") | torch.load(tmp_path / f"gradients {index}")

@@ -15,6 +15,8 @@ pub const DENSE_LAYER: &str = "llm_dense_layer";
 /// All kinds of layers of one or two encoders.
 pub(super) const ENCODER_LAYERS: [&str; 3] =
     ["encoder_layer", ModelProfile::WINDOW_LAYER, ModelProfile::SECOND_TOWER[1]];
+/// What has a row for each word of the vocabulary.
+pub(super) const VOCABULARY: [&str; 2] = ["llm_embedding", "llm_head"];
 /// All kinds of layers of the backbone.
 pub(super) const LLM_LAYERS: [&str; 4] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER, DENSE_LAYER];
 

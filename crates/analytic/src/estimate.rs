@@ -52,14 +52,18 @@ pub fn estimate(
 ) -> Result<ModelProfile, AnalyticError> {
     let modules = architecture.modules();
     let cut = |degree: u32| {
-        let of = |module: &Module| module.cut(u64::from(degree));
-        // Layers may be of several kinds, or of two encoders. A degree that does not divide those of every kind cuts none.
-        let are_kept = [&LLM_LAYERS[..], &ENCODER_LAYERS].map(|names| {
-            let layers = || modules.iter().filter(|module| names.contains(&module.name));
-            (names, layers().all(|one| of(one).is_some()))
-        });
+        let of = |module: &Module| {
+            let degree = u64::from(degree);
+            module.with_vocabulary_cut(degree).or_else(|| module.cut(degree))
+        };
+        // Layers may be of several kinds, or of two encoders. A degree that does not divide those of every kind cuts none, and
+        // then no vocabulary.
+        let are_divided = |names: &[&str]| {
+            modules.iter().filter(|module| names.contains(&module.name)).all(|one| of(one).is_some())
+        };
+        let (of_llm, of_encoder) = (are_divided(&LLM_LAYERS), are_divided(&ENCODER_LAYERS));
         let is_kept = |module: &&Module| {
-            are_kept.iter().all(|(names, are_divided)| *are_divided || !names.contains(&module.name))
+            if module.name.starts_with("llm_") { of_llm } else { of_encoder }
         };
         modules.iter().filter(is_kept).filter_map(of).collect()
     };

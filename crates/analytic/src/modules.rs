@@ -1,6 +1,6 @@
 //! The modules of a model as steps: by the names that a model profile has.
 
-use crate::architecture::{Architecture, Encoder, LLM_LAYERS, MlpKind, NormKind, Patches};
+use crate::architecture::{Architecture, Encoder, LLM_LAYERS, MlpKind, NormKind, Patches, VOCABULARY};
 use crate::operations::{Attention, Cut, Kind, Operation, Rows};
 use crate::pass::Pass;
 use crate::product::Product;
@@ -88,6 +88,22 @@ impl Module {
         let operations = operations?;
         let input_width = if shares_rows { self.input_width.div_ceil(degree) } else { self.input_width };
         (operations != self.operations).then(|| Self { operations, input_width, ..self.clone() })
+    }
+
+    /// Embedding or head with one of `degree` ranks' rows of the vocabulary; `None` of another module. A rank may have a row less
+    /// than this, where the degree does not divide them.
+    pub(super) fn with_vocabulary_cut(&self, degree: u64) -> Option<Self> {
+        let cut = |mut one: Operation| {
+            match &mut one.kind {
+                Kind::Lookup { rows, .. } => *rows = rows.div_ceil(degree),
+                Kind::Product(product) => product.outputs = product.outputs.div_ceil(degree),
+                Kind::Loss { classes, .. } => *classes = classes.div_ceil(degree),
+                _ => {}
+            }
+            one
+        };
+        let operations = self.operations.iter().copied().map(cut).collect();
+        VOCABULARY.contains(&self.name).then(|| Self { operations, ..self.clone() })
     }
 
     /// The steps with a head of keys and values for each of `degree` ranks, where there are fewer: training repeats them

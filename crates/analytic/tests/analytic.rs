@@ -8,8 +8,11 @@ use dflop_analytic::{
     catalogue, catalogue_model, estimate,
 };
 use dflop_cost::{CostModel, CostSettings};
-use dflop_types::{Artifact, LinkSpan, MadeFrom, MicrobatchShape, ModelProfile, Recipe, Recompute};
+use dflop_types::{
+    Artifact, LinkSpan, MadeFrom, MicrobatchShape, ModelProfile, ModuleProfile, Recipe, Recompute,
+};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 mod experts;
 
@@ -357,8 +360,15 @@ fn tensor_parallel_parts_add_up() {
     // 25 heads: the encoder of the large models is not cut, its layers are.
     let large = profile("internvl3-78b", "h100", "bfloat16");
     let variant = large.variants.iter().find(|variant| variant.tensor_parallel_degree == 8).unwrap();
-    assert_eq!(variant.modules.keys().collect::<Vec<_>>(), ["llm_layer"]);
+    assert_eq!(variant.modules.keys().collect::<Vec<_>>(), ["llm_embedding", "llm_head", "llm_layer"]);
     assert!(!variant.has_collectives);
+    // A rank has an eighth of the rows of the vocabulary, 151,674, rounded up; the last norm is whole.
+    let [embedding, head] = ["llm_embedding", "llm_head"].map(|name| variant.modules[name].num_parameters);
+    assert_eq!((embedding, head), (18_960 * 8_192, 18_960 * 8_192 + 8_192));
+    let time = |modules: &BTreeMap<String, ModuleProfile>| {
+        modules["llm_head"].linear.points.last().unwrap().forward_ns
+    };
+    assert!(7 * time(&variant.modules) < time(&large.modules));
 }
 
 #[test]
