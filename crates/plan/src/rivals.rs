@@ -21,7 +21,7 @@ use crate::run_memory::Held;
 use crate::space::{Candidate, Rules, colocated};
 use crate::wide::{colocated_groups, first_modes};
 use dflop_step::Method;
-use dflop_types::{Recomputation, SampleIndex};
+use dflop_types::{Recomputation, RivalPrediction, SampleIndex};
 
 /// What people run today, or our balance in it.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,6 +42,18 @@ pub struct Rival {
     pub is_cut: bool,
     /// What it is, where dflop's search has such candidates.
     pub(crate) candidate: Option<Candidate>,
+}
+
+impl From<&Rival> for RivalPrediction {
+    fn from(rival: &Rival) -> Self {
+        Self {
+            name: rival.name.to_owned(),
+            is_of_others: rival.is_of_others,
+            layout: rival.layout.clone(),
+            num_microbatches: rival.num_microbatches,
+            step_ns_mean: rival.step_ns_mean,
+        }
+    }
 }
 
 /// The global batches that a rival is held to: the sampled ones give its time, and fuller ones of the run, with their steps,
