@@ -4,7 +4,7 @@
 use crate::batch_shapes::BatchShapes;
 use crate::facts::{EqualStages, Facts};
 use crate::space::Candidate;
-use dflop_cost::{ColocatedSharding, CostModel, WorkMin};
+use dflop_cost::{ColocatedSharding, CostModel, StageLayers, WorkMin};
 use dflop_types::{ComponentLayout, Layout, MicrobatchShape};
 use std::cmp::Reverse;
 
@@ -46,6 +46,16 @@ impl BatchWork {
         work
     }
 
+    /// The least work of the encoder in at most so many microbatches, in nanoseconds.
+    pub(crate) fn encoder_min_ns(&self, parts: u64) -> u64 {
+        self.least.encoder_ns(parts)
+    }
+
+    /// As [`BatchWork::encoder_min_ns`], of a stage of the LLM backbone.
+    pub(crate) fn stage_min_ns(&self, stage: StageLayers, parts: u64) -> u64 {
+        self.least.stage_ns(stage, parts)
+    }
+
     /// Time of the sample that takes longest, if each sample is encoded on at most `replicas` replicas, in nanoseconds.
     fn longest_ns(&self, replicas: u64) -> u64 {
         let in_parts = self.in_parts.iter();
@@ -73,10 +83,10 @@ pub(crate) fn makespan_min_ns(
     facts: &Facts,
     work: &BatchWork,
 ) -> u64 {
-    let microbatches = u64::from(candidate.num_microbatches);
     if candidate.layout.is_colocated() {
-        return colocated_min_ns(model, candidate, microbatches, work);
+        return colocated_min_ns(model, candidate, work);
     }
+    let microbatches = u64::from(candidate.num_microbatches);
     let replicas = |dp: u32| (u64::from(dp), u64::from(dp) * microbatches);
     let (encoder_dp, encoder_parts) = replicas(candidate.layout.encoder.dp);
     let (llm_dp, llm_parts) = replicas(candidate.layout.llm.dp);
@@ -109,11 +119,11 @@ pub(crate) fn work_min_ns(model: &CostModel, layout: &Layout, works: &[BatchWork
 /// makespan >= least work of the encoder / its replicas + least work of the LLM backbone / its replicas + tail
 /// makespan >= F and B of one sample + tail     a sample of several parts: its encoder work is spread over the replicas
 /// ```
-fn colocated_min_ns(model: &CostModel, candidate: &Candidate, microbatches: u64, work: &BatchWork) -> u64 {
+pub(crate) fn colocated_min_ns(model: &CostModel, candidate: &Candidate, work: &BatchWork) -> u64 {
     let (encoders, ranks) = (u64::from(candidate.layout.encoder.dp), u64::from(candidate.layout.llm.dp));
-    let parts = |replicas: u64| replicas.saturating_mul(microbatches);
-    let encoder_ns = work.least.encoder_ns(parts(encoders)) / encoders;
-    let all_ns = work.least.stage_ns(model.whole_stage(), parts(ranks)) / ranks + encoder_ns;
+    let parts = |replicas: u64| replicas.saturating_mul(candidate.num_microbatches.into());
+    let encoder_ns = work.encoder_min_ns(parts(encoders)) / encoders;
+    let all_ns = work.stage_min_ns(model.whole_stage(), parts(ranks)) / ranks + encoder_ns;
     let tail = model.colocated_tail(ColocatedSharding::of(&candidate.layout));
     all_ns.max(work.longest_ns(encoders)).saturating_add(tail.ns)
 }

@@ -15,6 +15,7 @@ use dflop_cost::CostModel;
 use dflop_step::{StepScheduler, StepSettings};
 use dflop_types::{Component, Layout, PlanPrediction, RankedPlan, Recomputation, Rejection, SampleIndex};
 use rayon::prelude::*;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
@@ -164,6 +165,21 @@ impl<'a> Known<'a> {
     /// What is known under the way of `candidate`, for which there must be a cost model.
     pub(crate) fn of(&self, candidate: &Candidate) -> &KnownOfWay {
         self.of_way(&Way::from(candidate))
+    }
+
+    /// The work of each batch under the way of `candidate`, whose cost model is `model`. It may be a way of other people, which
+    /// the search has not.
+    pub(crate) fn works_of(&self, candidate: &Candidate, model: &CostModel) -> Cow<'_, [BatchWork]> {
+        if self.models.has(candidate) {
+            return Cow::Borrowed(&self.of(candidate).works);
+        }
+        Cow::Owned(self.batches.iter().map(|batch| BatchWork::new(model, batch)).collect())
+    }
+
+    /// The work of each batch if layers are cut over so many ranks, in these modes of recomputation; `None` if that was not measured.
+    pub(crate) fn works_in(&self, degrees: [u32; 2], modes: Recomputation) -> Option<&[BatchWork]> {
+        let way = Way::new(degrees, modes);
+        self.by_way.contains_key(&way).then(|| &*self.of_way(&way).works)
     }
 
     fn of_way(&self, way: &Way) -> &KnownOfWay {

@@ -1,151 +1,31 @@
 //! Megatron-LM as people run it: pipelines of one shape over all ranks, the encoder before the first stage.
+//!
+//! ```text
+//! ways with equally many microbatches of equal layers    packed once for all of them
+//! each way and cut    its least work, then the work of its busiest rank under these microbatches: out if above the best so far
+//!                     its memory, then its steps batch by batch: out as soon as steps and bounds together are above the best
+//! ```
+//!
+//! What is out is certain to be slower, so the answer is that of judging all of them.
 
-use crate::end_cut::{EndCut, end_cuts};
+use crate::contender::Known;
+use crate::fastest::{Field, mean_ns};
 use crate::input::SearchInput;
+use crate::leaders::{Leaders, in_turn};
 use crate::models::Models;
-use crate::rank_order::spent_ns;
+use crate::packed::{Packed, by_arrival, by_time, costs_ns};
+use crate::pipelines::{Pipelines, Run};
+use crate::rivals::{Rival, none, words};
 use crate::space::{divisors, microbatch_counts};
-use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers, openings_ahead};
-use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
-use dflop_sim::{Durations, order, simulate_interleaved};
+use dflop_cost::{CostModel, RankMicrobatch};
 use dflop_types::number::counted;
-use dflop_types::{
-    Action, Component, ComponentLayout, Layout, MicrobatchShape, Rank, RankOrder, Recomputation, SampleIndex,
-    StageIndex, Zero, cut_layers,
-};
-use rayon::prelude::*;
+use dflop_types::{RankOrder, Recomputation, SampleIndex};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
-/// The fastest that fits.
-pub(crate) struct Megatron {
-    /// In its own words, recomputation apart.
-    pub(crate) layout: String,
-    pub(crate) recompute: Recomputation,
-    pub(crate) num_microbatches: u32,
-    pub(crate) step_ns_mean: u64,
-    pub(crate) idle_ratio: f64,
-    /// Whether the search was halted before it had looked at all of them.
-    pub(crate) is_cut: bool,
-}
-
-/// One way to run all ranks as pipelines of one shape.
-#[derive(Debug, Clone, Copy)]
-struct Pipelines {
-    /// Tensor degrees of encoder and LLM backbone. An encoder whose layers cannot be cut is whole on each rank.
-    tp: [u32; 2],
-    pp: u32,
-    /// Chunks of a pipeline rank.
-    chunks: u32,
-    dp: u32,
-    num_microbatches: u32,
-    recompute: Recomputation,
-    rank_order: RankOrder,
-    /// Layers of the first and the last rank; `None`: the even cut.
-    cut: Option<EndCut>,
-}
-
-/// The mean step in nanoseconds, and the mean of its idle ratio.
-type Judged = (u64, f64);
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The numbers of chunks on a pipeline rank that are tried.
 const CHUNKS: [u32; 4] = [1, 2, 3, 4];
-
-impl Pipelines {
-    /// Whether its chunks can be run. Megatron asks for several pipeline ranks, at least one layer in each chunk, and a
-    /// number of microbatches that is a multiple of `pp`.
-    fn has_rounds(&self, num_layers: u32) -> bool {
-        let is_whole = self.pp > 1 && self.num_microbatches.is_multiple_of(self.pp);
-        self.chunks == 1 || is_whole && self.pp * self.chunks <= num_layers
-    }
-
-    /// The ranks of the LLM backbone alone, which hold the encoder too.
-    const fn layout(&self) -> Layout {
-        let none = ComponentLayout { tp: 1, pp: 1, dp: 0 };
-        let plain = Layout::disaggregated(none, ComponentLayout { tp: self.tp[1], pp: self.pp, dp: self.dp });
-        Layout { llm_interleave: self.chunks, rank_order: self.rank_order, ..plain }
-    }
-
-    /// How states are cut over the replicas of a stage.
-    const fn sharding(&self) -> Sharding {
-        let stride = self.layout().replica_stride(Component::Llm);
-        Sharding { stride, ..Sharding::whole(Zero::States, self.dp) }
-    }
-
-    /// Borders between chunks.
-    const fn num_borders(&self) -> u32 {
-        self.pp * self.chunks - 1
-    }
-
-    /// Which part of the messages from chunk to chunk goes to another node.
-    fn ratio_across_nodes(&self, ranks_per_node: u32) -> f64 {
-        self.layout().borders_across_nodes(Component::Llm, ranks_per_node)
-            / f64::from(self.num_borders().max(1))
-    }
-
-    /// The end of the step of the slowest rank, reduction and optimizer.
-    fn tail_ns(&self, model: &CostModel, stages: &[StageLayers]) -> u64 {
-        let sharding = self.sharding();
-        let of = |rank| model.sharded_stage_tail(held(stages, self.pp, rank), sharding).ns;
-        let first_ns = model.sharded_encoder_tail(sharding).ns + of(0);
-        (0..self.pp).map(of).max().unwrap_or(0).max(first_ns)
-    }
-
-    /// The stages, as many as there are chunks.
-    fn stages(&self, model: &CostModel) -> Vec<StageLayers> {
-        let even = || cut_layers(model.num_llm_layers(), self.pp * self.chunks);
-        let cut = self.cut.map_or_else(even, |cut| cut.stages(self.pp, self.chunks));
-        let last = cut.len() - 1;
-        let of =
-            |(stage, num_layers)| StageLayers { num_layers, is_first: stage == 0, is_last: stage == last };
-        cut.into_iter().enumerate().map(of).collect()
-    }
-
-    /// The same with the order of ranks whose reductions and messages through the pipeline take less time, as our own
-    /// pipelines have it.
-    fn ordered(self, input: &SearchInput<'_>, models: &Models, batch: Option<&&[SampleIndex]>) -> Self {
-        let of = |rank_order| Self { rank_order, ..self };
-        let is_same = !of(RankOrder::TpPpDp).layout().has_rank_orders();
-        let Some(model) = models.cut(self.tp, self.recompute).filter(|_| !is_same) else { return self };
-        let tokens = |samples: &[SampleIndex]| -> u64 {
-            samples.iter().map(|sample| u64::from(input.shapes[sample.index()].llm_tokens)).sum()
-        };
-        let tokens = batch.map_or(0, |batch| tokens(batch));
-        let of_microbatch = tokens / u64::from((self.num_microbatches * self.dp).max(1));
-        let stages = self.stages(model);
-        let spent_ns = |way: &Self| {
-            let across_nodes = way.ratio_across_nodes(input.cluster.ranks_per_node);
-            let message_ns = model.transfer_ns(model.llm_rows(of_microbatch), across_nodes);
-            spent_ns(way.tail_ns(model, &stages), self.num_borders(), message_ns)
-        };
-        // Its own order first: of equals it is taken.
-        [RankOrder::TpDpPp, RankOrder::TpPpDp].map(of).into_iter().min_by_key(spent_ns).unwrap_or(self)
-    }
-
-    /// The even cut, and cuts that make the ranks at the ends about as long as the others. The times are the predicted work of a
-    /// batch in arrival order.
-    fn cuts(&self, input: &SearchInput<'_>, models: &Models, batch: Option<&&[SampleIndex]>) -> Vec<Self> {
-        let Some((model, batch)) = models.cut(self.tp, self.recompute).zip(batch) else { return vec![*self] };
-        let work_ns = |of: &dyn Fn(&MicrobatchShape) -> u64| -> u64 {
-            let all = arrival_packs(input, self, batch);
-            all.iter().map(|microbatch| of(&microbatch.shape)).sum()
-        };
-        let stage = |shape: &MicrobatchShape, is_first, is_last| {
-            model.llm_stage(shape, 1, is_first, is_last).total_ns()
-        };
-        let layer_ns = work_ns(&|shape| stage(shape, false, false));
-        let first_ns = work_ns(&|shape| model.encoder(shape).total_ns() + stage(shape, true, false));
-        let last_ns = work_ns(&|shape| stage(shape, false, true));
-        let ends_ns = [first_ns, last_ns].map(|ns| ns.saturating_sub(layer_ns));
-        let uneven = end_cuts(model.num_llm_layers(), [self.pp, self.chunks], layer_ns, ends_ns);
-        let cuts = std::iter::once(None).chain(uneven.into_iter().map(Some));
-        cuts.map(|cut| Self { cut, ..*self }).collect()
-    }
-
-    /// The actions of a pipeline rank; `None` if these stages cannot be interleaved.
-    fn actions(&self, rank: u32) -> Option<Vec<Action>> {
-        order::interleaved(Rank(rank), self.pp, self.pp * self.chunks, self.num_microbatches).ok()
-    }
-}
 
 /// Microbatch counts to try. Our own plans try the same ones, but for those that make whole rounds of `pp` microbatches.
 fn round_counts(global_batch_size: u32, pp: u32, dp: u32) -> Vec<u32> {
@@ -157,22 +37,14 @@ fn round_counts(global_batch_size: u32, pp: u32, dp: u32) -> Vec<u32> {
     counts
 }
 
-/// The fastest pipelines whose encoder runs on the rank of the first stage, before it. Optimizer states are sharded over
-/// the replicas (ZeRO-1; Megatron calls it the distributed optimizer). The first `num_timed` of the batches give the time; all of
-/// them must fit.
-pub(crate) fn megatron(
-    input: &SearchInput<'_>,
-    models: &Models,
-    batches: &[&[SampleIndex]],
-    num_timed: usize,
-    is_balanced: bool,
-) -> Option<Megatron> {
+/// All ways to run the ranks, with the even cut and without recomputation.
+fn ways(input: &SearchInput<'_>, models: &Models) -> Vec<Pipelines> {
     let (ranks, num_layers) = (input.cluster.num_ranks, models.plain().num_llm_layers());
     let groups = models.degrees().iter().filter(|&&[encoder, tp]| {
         let is_cut = models.degrees().contains(&[tp, tp]);
         ranks.is_multiple_of(tp) && encoder == if is_cut { tp } else { 1 }
     });
-    let ways: Vec<Pipelines> = groups
+    groups
         .flat_map(|&tp| divisors(ranks / tp[1]).into_iter().map(move |pp| (tp, pp)))
         .filter(|&(_, pp)| pp <= num_layers)
         .flat_map(|(tp, pp)| {
@@ -196,50 +68,57 @@ pub(crate) fn megatron(
             })
         })
         .filter(|way| way.has_rounds(num_layers))
-        .collect();
-    let count = num_timed.max(1);
-    let step = |way: &Pipelines, model: &CostModel, packed: &[Vec<RankMicrobatch>]| -> Option<Judged> {
-        let mut sums = (0, 0.0);
-        for (at, microbatches) in packed.iter().enumerate() {
-            let (step_ns, idle_ns) = pipelines_ns(input, model, way, microbatches)?;
-            if at < count {
-                sums = (sums.0 + step_ns, sums.1 + idle_ns as f64 / step_ns.max(1) as f64);
-            }
-        }
-        Some((sums.0 / count as u64, sums.1 / count as f64))
+        .collect()
+}
+
+/// Ways with the same microbatches, each with its place among all ways.
+type Group = Vec<(usize, Pipelines)>;
+
+/// The time of each sample of a batch, by tensor degrees, mode of recomputation and batch.
+type Costs = BTreeMap<([u32; 2], Recomputation, usize), Arc<[u64]>>;
+
+/// The fastest pipelines whose encoder runs on the rank of the first stage, before it. Optimizer states are sharded over
+/// the replicas (ZeRO-1; Megatron calls it the distributed optimizer).
+pub(crate) fn megatron(field: &Field<'_>, name: &'static str, is_balanced: bool) -> Rival {
+    let (input, models) = (field.input, field.models);
+    let batches: Vec<&[SampleIndex]> = field.batches.all().map(|(_, batch)| batch).collect();
+    let race = Race {
+        field,
+        batches,
+        num_timed: field.batches.sampled.len(),
+        is_balanced,
+        costs_ns: Mutex::default(),
+        leaders: Leaders::new(1, field.prunes),
+        is_cut: AtomicBool::new(false),
     };
-    // More recomputation never shortens a step of the same microbatches and stages. So a mode is left out if one that recomputes
-    // less fits.
-    // Balance looks at times, which recomputation changes: there only unequal modes are left out for this.
-    let (has_some, is_cut) = (AtomicBool::new(false), AtomicBool::new(false));
-    let steps = |way: &Pipelines| {
-        let mut found: Vec<(Pipelines, Judged)> = Vec::new();
-        if has_some.load(Relaxed) && (input.halt)() {
-            is_cut.store(true, Relaxed);
-            return found;
-        }
-        let mut cuts = way.ordered(input, models, batches.first()).cuts(input, models, batches.first());
-        for &recompute in models.modes() {
-            let is_same = !is_balanced || recompute.of_both().is_none();
-            if is_same {
-                cuts.retain(|way| {
-                    let of_cut = |(less, _): &(Pipelines, Judged)| less.cut == way.cut;
-                    !found.iter().any(|one| of_cut(one) && one.0.recompute.is_at_most(recompute))
-                });
-            }
-            let Some(model) = models.cut(way.tp, recompute).filter(|_| !cuts.is_empty()) else { continue };
-            let packs = batches.iter().map(|batch| packs(input, model, way, batch, is_balanced));
-            let Some(packed) = packs.collect::<Option<Vec<_>>>() else { continue };
-            for way in &cuts {
-                let way = Pipelines { recompute, ..*way };
-                found.extend(step(&way, model, &packed).map(|judged| (way, judged)));
-            }
-        }
-        has_some.fetch_or(!found.is_empty(), Relaxed);
-        found
+    // Ways of one group have the same microbatches.
+    let mut groups: BTreeMap<([u32; 2], u32), Group> = BTreeMap::new();
+    for (at, way) in ways(input, models).into_iter().enumerate() {
+        groups.entry((way.tp, way.num_buckets())).or_default().push((at, way));
+    }
+    let mut groups: Vec<Group> = groups.into_values().collect();
+    // Short ramps first: the sooner a good one is known, the fewer others are timed.
+    let ramp = |ways: &Group| {
+        let of = |(_, way): &(usize, Pipelines)| 1_000 * (way.pp - 1) / (way.chunks * way.num_microbatches);
+        ways.iter().map(of).min()
     };
-    let found: Vec<(Pipelines, Judged)> = ways.par_iter().flat_map_iter(steps).collect();
-    let (way, (step_ns_mean, idle_ratio)) = found.into_iter().min_by_key(|(_, (ns, _))| *ns)?;
+    groups.sort_by_key(ramp);
+    let found = in_turn(&groups, |ways| race.group(ways));
+    let Some(best) = found.into_iter().flatten().min_by_key(|one| (one.step_ns, one.place)) else {
+        return none(name);
+    };
+    Rival {
+        layout: words(&in_words(&best.way), best.way.recompute),
+        num_microbatches: best.way.num_microbatches,
+        step_ns_mean: Some(best.step_ns),
+        bubble_ratio: Some(best.idle_ratio),
+        is_cut: race.is_cut.into_inner(),
+        ..none(name)
+    }
+}
+
+/// A way in its own words, recomputation apart.
+fn in_words(way: &Pipelines) -> String {
     let chunks = if way.chunks > 1 { format!(" interleave {}", way.chunks) } else { String::new() };
     let cut = way.cut.map_or_else(String::new, |cut| {
         format!(", first rank {}, last {}", counted(cut.first.into(), "layer"), cut.last)
@@ -247,155 +126,224 @@ pub(crate) fn megatron(
     // Its own order of ranks is the other one.
     let is_own = way.rank_order == RankOrder::TpDpPp;
     let order = if is_own { String::new() } else { format!(", order {}", way.rank_order) };
-    Some(Megatron {
-        layout: format!("tp {} pp {} dp {}{chunks}{cut}, zero 1{order}", way.tp[1], way.pp, way.dp),
-        recompute: way.recompute,
-        num_microbatches: way.num_microbatches,
-        step_ns_mean,
-        idle_ratio,
-        is_cut: is_cut.into_inner(),
-    })
+    format!("tp {} pp {} dp {}{chunks}{cut}, zero 1{order}", way.tp[1], way.pp, way.dp)
 }
 
-/// The microbatches of a global batch in arrival order, for each replica in turn.
-fn arrival_packs(input: &SearchInput<'_>, way: &Pipelines, batch: &[SampleIndex]) -> Vec<RankMicrobatch> {
-    let num_buckets = way.num_microbatches * way.dp;
-    pack(input, batch, &arrival_order(batch.len(), num_buckets), num_buckets)
+/// A way that fits, with its place among all: way, mode of recomputation, cut.
+struct Found {
+    place: [usize; 3],
+    way: Pipelines,
+    step_ns: u64,
+    idle_ratio: f64,
 }
 
-/// The microbatches of a global batch, for each replica in turn; `None` if one has too many tokens.
-fn packs(
-    input: &SearchInput<'_>,
-    model: &CostModel,
-    way: &Pipelines,
-    batch: &[SampleIndex],
+/// What is known of a mode of recomputation of a way and cut.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    Fits,
+    Lacks,
+    /// It is too slow, so nobody looked.
+    Unknown,
+}
+
+/// A way with one of its cuts, and its modes of recomputation so far.
+struct Cut {
+    place: [usize; 2],
+    way: Pipelines,
+    modes: Vec<(Recomputation, Memory)>,
+}
+
+/// The search of one rival.
+struct Race<'a> {
+    field: &'a Field<'a>,
+    /// The first `num_timed` of them give the time; all must fit.
+    batches: Vec<&'a [SampleIndex]>,
+    num_timed: usize,
     is_balanced: bool,
-) -> Option<Vec<RankMicrobatch>> {
-    let microbatches = if is_balanced {
-        let whole = model.whole_stage();
-        let cost = |sample: &SampleIndex| {
-            let alone = MicrobatchShape::pack([&input.shapes[sample.index()]]);
-            model.encoder(&alone).total_ns()
-                + model.llm_stage(&alone, whole.num_layers, true, true).total_ns()
-        };
-        let num_buckets = way.num_microbatches * way.dp;
-        let buckets = single_cost_lpt(&batch.iter().map(cost).collect::<Vec<u64>>(), num_buckets);
-        pack(input, batch, &buckets, num_buckets)
-    } else {
-        arrival_packs(input, way, batch)
-    };
-    let most = microbatches.iter().map(|microbatch| microbatch.shape.total_llm_tokens()).max().unwrap_or(0);
-    input.bucket_tokens_max.is_none_or(|cap| most <= cap).then_some(microbatches)
+    costs_ns: Mutex<Costs>,
+    leaders: Leaders,
+    is_cut: AtomicBool,
 }
 
-/// The samples of each bucket as one microbatch.
-fn pack(
-    input: &SearchInput<'_>,
-    batch: &[SampleIndex],
-    buckets: &[u32],
-    num_buckets: u32,
-) -> Vec<RankMicrobatch> {
-    let mut samples = vec![Vec::new(); num_buckets as usize];
-    for (&sample, &bucket) in batch.iter().zip(buckets) {
-        samples[bucket as usize].push(&input.shapes[sample.index()]);
+/// The microbatches of a group in arrival order, batch by batch as they are asked for: the same in every mode of recomputation.
+type Arrival = Vec<Option<Arc<[RankMicrobatch]>>>;
+
+/// The microbatches of a group in one mode of recomputation, batch by batch as they are asked for.
+struct Packs<'a> {
+    race: &'a Race<'a>,
+    model: &'a CostModel,
+    way: Pipelines,
+    by_batch: Vec<Option<Packed>>,
+}
+
+impl<'a> Packs<'a> {
+    /// Of a way with its mode, and all ways of its group.
+    fn new(race: &'a Race<'a>, model: &'a CostModel, way: Pipelines) -> Self {
+        Self { race, model, way, by_batch: race.batches.iter().map(|_| None).collect() }
     }
-    let packed = samples.into_iter().map(|samples| RankMicrobatch {
-        shape: MicrobatchShape::pack(samples.iter().copied()),
-        feature_tokens: samples.iter().map(|shape| u64::from(shape.feature_tokens)).sum(),
-    });
-    packed.collect()
+
+    /// `None`: some microbatch has too many tokens.
+    fn of(&mut self, at: usize, arrival: &mut Arrival) -> Option<&mut Packed> {
+        let (input, batch) = (self.race.field.input, self.race.batches[at]);
+        let packed = self.by_batch[at].get_or_insert_with(|| {
+            let num_buckets = self.way.num_buckets();
+            Packed::new(if self.race.is_balanced {
+                by_time(input, batch, &self.race.costs_ns(self.model, &self.way, at), num_buckets)
+            } else {
+                Arc::clone(arrival[at].get_or_insert_with(|| by_arrival(input, batch, num_buckets)))
+            })
+        });
+        Some(packed).filter(|packed| packed.keeps_cap(input))
+    }
 }
 
-/// The step of a global batch and the mean idle time of its ranks, in nanoseconds; `None` if a rank has too little memory.
-fn pipelines_ns(
-    input: &SearchInput<'_>,
-    model: &CostModel,
-    way: &Pipelines,
-    microbatches: &[RankMicrobatch],
-) -> Option<(u64, u64)> {
-    let (m, dp) = (way.num_microbatches as usize, way.dp as usize);
-    let stages = way.stages(model);
-    let sharding = way.sharding();
-    let across_nodes = way.ratio_across_nodes(input.cluster.ranks_per_node);
-    let (mut longest_ns, mut busy_ns) = (0, 0);
-    for replica in 0..dp {
-        // In arrival order the replicas take turns, microbatch by microbatch. Balanced microbatches are alike, so for those
-        // it does not matter which replica has which.
-        let own: Vec<RankMicrobatch> = (0..m).map(|at| microbatches[at * dp + replica].clone()).collect();
-        if !fits(input, model, way, &stages, sharding, &own)? {
-            return None;
-        }
-        let mut durations = Durations {
-            forward_ns: Vec::new(),
-            backward_ns: Vec::new(),
-            input_ns: Vec::new(),
-            weight_ns: Vec::new(),
-            transfer_ns: 0,
-        };
-        let tokens: u64 = own.iter().map(|microbatch| microbatch.shape.total_llm_tokens()).sum();
-        durations.transfer_ns = model.transfer_ns(model.llm_rows(tokens / m.max(1) as u64), across_nodes);
-        for stage in &stages {
-            let both = own.iter().map(|microbatch| {
-                let mut one =
-                    model.llm_stage(&microbatch.shape, stage.num_layers, stage.is_first, stage.is_last);
-                if stage.is_first {
-                    let encoder = model.encoder(&microbatch.shape);
-                    one.forward_ns += encoder.forward_ns;
-                    one.backward_ns += encoder.backward_ns;
+impl Race<'_> {
+    /// The ways of a group that fit and may be the fastest.
+    fn group(&self, ways: &[(usize, Pipelines)]) -> Vec<Found> {
+        let mut found = Vec::new();
+        let Some(&(_, first)) = ways.first() else { return found };
+        let (input, models) = (self.field.input, self.field.models);
+        let mut arrival: Arrival = vec![None; self.batches.len()];
+        let Some(mut cuts) = self.cuts(ways, &mut arrival) else { return found };
+        for (mode, &recompute) in models.modes().iter().enumerate() {
+            let Some(model) = models.cut(first.tp, recompute) else { continue };
+            let mut packs = Packs::new(self, model, Pipelines { recompute, ..first });
+            let mut runs: Vec<(u64, usize, Run<'_>, Vec<u64>)> = Vec::new();
+            for (at, cut) in cuts.iter().enumerate() {
+                if self.is_left_out(cut, recompute) {
+                    continue;
                 }
-                (one.forward_ns, one.backward_ns)
-            });
-            let (forward_ns, backward_ns): (Vec<u64>, Vec<u64>) = both.unzip();
-            busy_ns += forward_ns.iter().chain(&backward_ns).sum::<u64>();
-            durations.forward_ns.push(forward_ns);
-            durations.backward_ns.push(backward_ns);
+                let run = Run::new(input, model, Pipelines { recompute, ..cut.way });
+                let least_ns = self.bounds_ns(&run);
+                runs.push((mean_ns(&least_ns), at, run, least_ns));
+            }
+            // The most promising first.
+            runs.sort_by_key(|&(ns, at, ..)| (ns, at));
+            for (_, at, run, mut least_ns) in runs {
+                if self.leaders.has_some() && (input.halt)() {
+                    self.is_cut.store(true, Relaxed);
+                    return found;
+                }
+                let memory = self.judge(&run, &mut least_ns, &mut packs, &mut arrival, &mut cuts[at]);
+                if let Some((step_ns, idle_ratio)) = memory.1 {
+                    let [way, cut] = cuts[at].place;
+                    found.push(Found { place: [way, mode, cut], way: run.way, step_ns, idle_ratio });
+                }
+                cuts[at].modes.push((recompute, memory.0));
+            }
         }
-        longest_ns = simulate_interleaved(&durations, way.pp).ok()?.makespan_ns.max(longest_ns);
+        found
     }
-    let idle_ns = longest_ns.saturating_sub(busy_ns / u64::from(way.dp * way.pp));
-    Some((longest_ns + way.tail_ns(model, &stages), idle_ns))
-}
 
-/// All chunks that a pipeline rank holds, as one stage: their layers together.
-fn held(stages: &[StageLayers], pp: u32, rank: u32) -> StageLayers {
-    let chunks = || stages.iter().skip(rank as usize).step_by(pp as usize);
-    StageLayers {
-        num_layers: chunks().map(|chunk| chunk.num_layers).sum(),
-        is_first: chunks().any(|chunk| chunk.is_first),
-        is_last: chunks().any(|chunk| chunk.is_last),
+    /// All ways of a group with all their cuts; `None` where layers cut so are not measured.
+    fn cuts(&self, ways: &[(usize, Pipelines)], arrival: &mut Arrival) -> Option<Vec<Cut>> {
+        let (_, first) = ways.first()?;
+        let (input, batch) = (self.field.input, *self.batches.first()?);
+        let model = self.field.models.cut(first.tp, first.recompute)?;
+        let microbatches = by_arrival(input, batch, first.num_buckets());
+        let mut packed = Packed::new(Arc::clone(&microbatches));
+        arrival[0] = Some(microbatches);
+        let llm_tokens = batch.iter().map(|sample| u64::from(input.shapes[sample.index()].llm_tokens)).sum();
+        let of_way = |&(at, way): &(usize, Pipelines)| {
+            let cuts = way.ordered(input, model, llm_tokens).cuts(model, &mut packed);
+            let of = |(cut, way)| Cut { place: [at, cut], way, modes: Vec::new() };
+            cuts.into_iter().enumerate().map(of).collect::<Vec<Cut>>()
+        };
+        Some(ways.iter().flat_map(of_way).collect())
     }
-}
 
-/// Whether the fullest rank of a pipeline fits the memory budget. That is the first rank, which also holds the encoder, or
-/// the last one. `None` if the stages cannot be interleaved.
-fn fits(
-    input: &SearchInput<'_>,
-    model: &CostModel,
-    way: &Pipelines,
-    stages: &[StageLayers],
-    sharding: Sharding,
-    microbatches: &[RankMicrobatch],
-) -> Option<bool> {
-    let Some(budget_bytes) = input.memory_budget_bytes() else { return Some(true) };
-    let (pp, last) = (way.pp as usize, way.pp - 1);
-    let of_rank = |rank: u32| {
-        let actions = way.actions(rank)?;
-        let role = RankRole::Stage(held(stages, way.pp, rank));
-        let openings = &openings_ahead(actions.len());
-        let steps =
-            RankSteps { role, microbatches, actions: &actions, openings, copies_rows: false, sharding };
-        let chunks: Vec<StageLayers> = stages.iter().copied().skip(rank as usize).step_by(pp).collect();
-        model.interleaved_peak(&steps, &chunks, |stage| stage.index() / pp).ok()
-    };
-    // The encoder runs with the first chunk.
-    let mut actions = way.actions(0)?;
-    actions.retain(|action| action.stage == StageIndex(0));
-    let role = RankRole::Encoder;
-    let openings = &openings_ahead(actions.len());
-    let steps = RankSteps { role, microbatches, actions: &actions, openings, copies_rows: false, sharding };
-    let encoder = model.rank_peak(&steps).ok()?;
-    let (first, end) = (of_rank(0)?, of_rank(last)?);
-    // Encoder and first stage are on one device, which has its context only once.
-    let first_bytes = (encoder.total_bytes() + first.total_bytes()).saturating_sub(encoder.context_bytes);
-    Some(first_bytes.max(end.total_bytes()) <= budget_bytes)
+    /// More recomputation never shortens a step of the same microbatches and stages. So a mode is left out if one that recomputes
+    /// less fits, or is too slow. Balance looks at times, which recomputation changes: there only unequal modes are left out for this,
+    /// and only if the other one fits.
+    fn is_left_out(&self, cut: &Cut, recompute: Recomputation) -> bool {
+        let less = |&&(mode, _): &&(Recomputation, Memory)| mode.is_at_most(recompute);
+        let mut less = cut.modes.iter().filter(less).map(|&(_, memory)| memory);
+        if self.is_balanced {
+            recompute.of_both().is_none() && less.any(|memory| memory == Memory::Fits)
+        } else {
+            less.any(|memory| memory != Memory::Lacks)
+        }
+    }
+
+    /// The time of each sample of a batch, in nanoseconds.
+    fn costs_ns(&self, model: &CostModel, way: &Pipelines, at: usize) -> Arc<[u64]> {
+        let key = (way.tp, way.recompute, at);
+        let known = || self.costs_ns.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = known().get(&key) {
+            return Arc::clone(found);
+        }
+        let found: Arc<[u64]> = costs_ns(self.field.input, model, self.batches[at]).into();
+        known().insert(key, Arc::clone(&found));
+        found
+    }
+
+    /// Whether a mode that recomputes less fits, of those of which nobody looked so far.
+    fn has_less(&self, run: &Run<'_>, arrival: &mut Arrival, cut: &mut Cut) -> bool {
+        for (mode, memory) in &mut cut.modes {
+            let is_open = *memory == Memory::Unknown && mode.is_at_most(run.way.recompute);
+            let Some(model) = self.field.models.cut(run.way.tp, *mode).filter(|_| is_open) else { continue };
+            let less = Run::new(run.input, model, Pipelines { recompute: *mode, ..run.way });
+            *memory = self.memory(&less, &mut Packs::new(self, model, less.way), arrival);
+            if *memory == Memory::Fits {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether a way fits on all batches.
+    fn memory(&self, run: &Run<'_>, packs: &mut Packs<'_>, arrival: &mut Arrival) -> Memory {
+        let fits = |at| packs.of(at, arrival).and_then(|packed| run.fits(packed)) == Some(true);
+        if (0..self.batches.len()).all(fits) { Memory::Fits } else { Memory::Lacks }
+    }
+
+    /// For each timed batch a lower bound of the step, in nanoseconds.
+    fn bounds_ns(&self, run: &Run<'_>) -> Vec<u64> {
+        let known: &Known<'_> = self.field.known;
+        let works = known.works_in(run.way.tp, run.way.recompute).unwrap_or(&[]);
+        let of =
+            |at: usize| works.get(at).map_or(0, |work| run.way.work_min_ns(work, &run.stages, run.tail_ns));
+        (0..self.num_timed).map(of).collect()
+    }
+
+    /// Whether a way fits, as far as that was asked, and its mean step and idle ratio if it fits and may be the fastest.
+    fn judge(
+        &self,
+        run: &Run<'_>,
+        least_ns: &mut [u64],
+        packs: &mut Packs<'_>,
+        arrival: &mut Arrival,
+        cut: &mut Cut,
+    ) -> (Memory, Option<(u64, f64)>) {
+        let too_slow = |least_ns: &[u64]| mean_ns(least_ns) > self.leaders.limit_ns();
+        for at in 0..least_ns.len() {
+            if too_slow(least_ns) {
+                return (Memory::Unknown, None);
+            }
+            let Some(packed) = packs.of(at, arrival) else { return (Memory::Lacks, None) };
+            least_ns[at] = run.least_ns(packed).max(least_ns[at]);
+        }
+        if too_slow(least_ns) {
+            return (Memory::Unknown, None);
+        }
+        if self.is_balanced && run.way.recompute.of_both().is_none() && self.has_less(run, arrival, cut) {
+            return (Memory::Unknown, None);
+        }
+        if self.memory(run, packs, arrival) == Memory::Lacks {
+            return (Memory::Lacks, None);
+        }
+        let mut idle = 0.0;
+        for at in 0..least_ns.len() {
+            let Some(packed) = packs.of(at, arrival) else { return (Memory::Lacks, None) };
+            let Some((step_ns, idle_ns)) = run.step_ns(packed) else { return (Memory::Lacks, None) };
+            least_ns[at] = step_ns;
+            idle += idle_ns as f64 / step_ns.max(1) as f64;
+            if too_slow(least_ns) {
+                return (Memory::Fits, None);
+            }
+        }
+        let step_ns = mean_ns(least_ns);
+        self.leaders.add(step_ns);
+        (Memory::Fits, Some((step_ns, idle / least_ns.len().max(1) as f64)))
+    }
 }

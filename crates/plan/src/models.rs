@@ -24,7 +24,7 @@ pub(crate) struct Way {
 impl Way {
     const PLAIN: Self = Self { encoder: (1, Recompute::None), llm: (1, Recompute::None) };
 
-    fn new([encoder, llm]: [u32; 2], modes: Recomputation) -> Self {
+    pub(crate) const fn new([encoder, llm]: [u32; 2], modes: Recomputation) -> Self {
         Self { encoder: (encoder, modes.encoder), llm: (llm, modes.llm) }
     }
 

@@ -7,7 +7,8 @@ use crate::rivals::Rival;
 use crate::run_memory::RunMemory;
 use crate::space::Candidate;
 use dflop_types::{
-    MadeFrom, Plan, RankedPlan, Rejection, RejectionCount, SearchedSpace, Trained, WayPrediction,
+    MadeFrom, Plan, RankedPlan, Rejection, RejectionCount, RivalPrediction, SearchedSpace, Trained,
+    WayPrediction,
 };
 use std::collections::BTreeMap;
 
@@ -93,6 +94,7 @@ impl Outcome {
             trained: self.trained,
             best: *best,
             ways: self.ways.clone(),
+            rivals: self.rivals.iter().map(RivalPrediction::from).collect(),
             runners_up: runners_up.to_vec(),
             rejections: self.rejections.clone(),
             searched: Some(self.searched()),

@@ -87,7 +87,8 @@ fn search_to(input: &SearchInput<'_>, depth: Depth) -> Result<Outcome, PlanError
         (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
     };
     let held = Held { batches: &batches, run: Run::new(input, &batches)? };
-    let mut compared = if input.compares { rivals(input, &models, &contenders, &held)? } else { Vec::new() };
+    let mut compared =
+        if input.compares { rivals(input, &models, &known, &contenders, &held)? } else { Vec::new() };
     let of_rivals = taken_from_rivals(&compared, &contenders);
     match input.effort {
         SearchEffort::Quick => {
@@ -310,7 +311,7 @@ fn on_fewer_ranks(
     }
     let part = SearchInput { cluster: Cluster { num_ranks, ..input.cluster.clone() }, ..input.clone() };
     let Candidates { contenders, .. } = candidates(&part, models, known)?;
-    let of_part = rivals(&part, models, &contenders, held)?;
+    let of_part = rivals(&part, models, known, &contenders, held)?;
     for (all, fewer) in compared.iter_mut().zip(of_part) {
         if fewer.step_ns_mean.is_some_and(|ns| all.step_ns_mean.is_none_or(|of_all| ns < of_all)) {
             *all = fewer;

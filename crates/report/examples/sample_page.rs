@@ -462,6 +462,7 @@ fn plan() -> Plan {
             way("aware", false, Ok(373.0)),
             way("aware-ahead", false, Ok(362.1)),
         ],
+        rivals: Vec::new(),
         runners_up: vec![
             ranked(1, 2, 1, 8, 401.4, 0.162),
             ranked(2, 1, 1, 16, 418.9, 0.214),

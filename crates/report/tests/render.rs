@@ -53,7 +53,8 @@ fn every_part_is_optional() {
     assert!(empty.contains("There is nothing to show"));
     assert!(!empty.contains("<section"));
     let whole = small();
-    let parts = [
+    // On the heap: a report is large.
+    let parts = vec![
         (Report { steps: whole.steps.clone(), ..Report::default() }, "id=\"timelines\""),
         (Report { comparison: whole.comparison.clone(), ..Report::default() }, "id=\"pairs\""),
         (Report { plan: whole.plan.clone(), ..Report::default() }, "id=\"plan\""),

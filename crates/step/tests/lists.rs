@@ -3,7 +3,7 @@
 use crate::common;
 use crate::common::{layout, relax, steps_of};
 use dflop_sim::{Durations, SimError, StepInput, simulate, simulate_lists, simulate_step};
-use dflop_step::lists::{Holding, data_aware, data_aware_within, simulate_pipeline};
+use dflop_step::lists::{Holding, data_aware, data_aware_within, makespan_min_ns, simulate_pipeline};
 use dflop_types::{Action, ActionKind, Layout, PipelineOrder, Rank, StageIndex};
 use proptest::prelude::*;
 
@@ -61,6 +61,7 @@ proptest! {
         prop_assert!(holding.allows(&step, &lists));
         if !is_split {
             prop_assert!(lists.iter().flatten().all(|a| matches!(a.kind, ActionKind::F | ActionKind::B)));
+            prop_assert!(makespan_min_ns(&step).unwrap() <= timeline.makespan_ns);
         }
         // Microbatches by stage, and chunks and microbatches by rank: messages between two ranks are in one order.
         let (first_llm, pp) = (step.layout.encoder.pp, step.layout.llm.pp);
@@ -100,7 +101,8 @@ proptest! {
         prop_assert_eq!(data_aware_within(&step, &holding, is_split, effort).unwrap(), lists, "again the same");
     }
 
-    /// With whole backwards more effort is never worse: what was found is kept. No list beats its busiest rank.
+    /// With whole backwards more effort is never worse: what was found is kept. No list beats its busiest rank, and none the least
+    /// makespan, which knows more.
     #[test]
     fn effort_is_never_worse(step in steps_of(3), depth in 1u64..3) {
         let holding = Holding::of_one_f_one_b(&step, depth);
@@ -114,8 +116,43 @@ proptest! {
         let load = |rank: u32| -> u64 {
             step.layout.stages(Rank(rank)).map(|stage| of_row(step.row(Rank(rank), stage))).sum()
         };
-        prop_assert!(more.makespan_ns >= (0..step.layout.num_ranks()).map(load).max().unwrap());
+        let busiest_ns = (0..step.layout.num_ranks()).map(load).max().unwrap();
+        let least_ns = makespan_min_ns(&step).unwrap();
+        prop_assert!(busiest_ns <= least_ns && least_ns <= more.makespan_ns);
     }
+}
+
+/// Two ranks, two microbatches: forwards of 1 and 3 on the first rank, of 2 and 2 on the second, backwards twice as long, a message
+/// takes 1, the tails 5 and 7. Counted by hand:
+///
+/// ```text
+/// first rank   1 + 3 + 2 + 6            its backwards are last, then 5         12 + 5     = 17
+/// second rank  1 + 1, then 2 + 2 + 4 + 4, then 1 + 2 back and 5, or 7          2 + 12 + 8 = 22
+/// ```
+#[test]
+fn the_least_makespan_is_that_of_a_hand() {
+    let step = StepInput {
+        layout: layout((1, 1), (1, 1)),
+        order: PipelineOrder::OneFOneB,
+        num_microbatches: 2,
+        forward_ns: vec![vec![1, 3], vec![2, 2]],
+        backward_ns: vec![vec![2, 6], vec![4, 4]],
+        input_ns: Vec::new(),
+        weight_ns: Vec::new(),
+        feeds: vec![vec![vec![0]]; 2],
+        transfer_ns: 1,
+        tail_ns: vec![5, 7],
+        ready_ns: Vec::new(),
+    };
+    assert_eq!(makespan_min_ns(&step), Ok(22));
+    // The second rank reads nothing of the encoder in the last microbatch, so nothing needs to come behind it but its own tail. And no
+    // microbatch needs to come before it.
+    let alone = StepInput { feeds: vec![vec![vec![0]], vec![vec![]]], ..step.clone() };
+    assert_eq!(makespan_min_ns(&alone), Ok(19));
+    let late = StepInput { ready_ns: vec![10, 0], ..step };
+    assert_eq!(makespan_min_ns(&late), Ok(32));
+    let colocated = StepInput { layout: Layout::colocated(2, dflop_types::Zero::Nothing), ..late };
+    assert!(matches!(makespan_min_ns(&colocated), Err(SimError::Unsound { .. })));
 }
 
 /// Uneven microbatches on a line of ranks, 1F1B's order for them, and I and W of about half the backward.

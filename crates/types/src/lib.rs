@@ -92,7 +92,7 @@ pub use neighbour::Neighbour;
 pub use number::{counted, memory_size, thousands};
 pub use plan::{
     BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Refusal, Rejection, RejectionCount,
-    SearchedSpace, WayPrediction,
+    RivalPrediction, SearchedSpace, WayPrediction,
 };
 pub use recipe::{Recipe, Trained};
 pub use recomputation::{ParseRecomputeError, Recomputation, Recompute};

@@ -127,6 +127,21 @@ impl WayPrediction {
     }
 }
 
+/// What people run today, or our balance in it, with the best of its own search on the global batches and the ranks of a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RivalPrediction {
+    /// Its name, for example `megatron`.
+    pub name: String,
+    /// Whether it is other people's work; `false` for our balance in their layouts.
+    pub is_of_others: bool,
+    /// Its layout and what it recomputes, in words; empty where nothing of it fits.
+    pub layout: String,
+    /// Microbatches of a step on each replica.
+    pub num_microbatches: u32,
+    /// Mean makespan over the global batches, in nanoseconds; `None` where nothing of it fits.
+    pub step_ns_mean: Option<u64>,
+}
+
 /// A candidate that fits, with what it is expected to do.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RankedPlan {
@@ -404,6 +419,9 @@ pub struct Plan {
     /// The same global batches on the same ranks in every way that was compared, ours among them.
     #[serde(default)]
     pub ways: Vec<WayPrediction>,
+    /// What people run today, where the search was asked to compare with it (`dflop plan --compare`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rivals: Vec<RivalPrediction>,
     /// The next best, by step time.
     pub runners_up: Vec<RankedPlan>,
     /// Why others were not chosen.

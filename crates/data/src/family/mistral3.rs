@@ -140,8 +140,8 @@ impl Mistral3 {
 pub(super) fn scaled(size: Size, longest_edge: u32) -> Result<(u32, u32), String> {
     let (height, width, edge) = (f64::from(size.height), f64::from(size.width), f64::from(longest_edge));
     let ratio = (height / edge).max(width / edge);
-    let side = |side: u32| if ratio > 1.0 { (f64::from(side) / ratio) as u32 } else { side };
-    let (height, width) = (side(size.height), side(size.width));
+    let shrunk = |pixels: u32| if ratio > 1.0 { (f64::from(pixels) / ratio) as u32 } else { pixels };
+    let (height, width) = (shrunk(size.height), shrunk(size.width));
     if height == 0 || width == 0 {
         return Err(format!("its shorter side is nothing where the longer one is {longest_edge} pixels"));
     }

@@ -141,19 +141,26 @@ fn megatron_takes_what_a_hand_says() {
     let input = input(&shapes, &profile, 2, Some(85_000_000));
     let models = Models::new(&input).unwrap();
     let batch: Vec<SampleIndex> = (0..4).map(SampleIndex).collect();
-    let of = |is_balanced| megatron(&input, &models, &[&batch], 1, is_balanced).unwrap();
-    let (blind, balanced) = (of(false), of(true));
+    let sampled = [batch];
+    let of = |input: &SearchInput<'_>, is_balanced| {
+        let known = &Known::new(input, &models, &sampled);
+        let batches = &Batches { sampled: &sampled, fullest: Vec::new() };
+        megatron(&Field { input, models: &models, known, batches, prunes: true }, "megatron", is_balanced)
+    };
+    let (blind, balanced) = (of(&input, false), of(&input, true));
+    let step_us = |rival: &Rival| rival.step_ns_mean.map(us);
+    let is_idle = |rival: &Rival, part: f64| (rival.bubble_ratio.unwrap() - part).abs() < 1e-4;
     assert_eq!(blind.layout, "tp 1 pp 2 dp 1, first rank 1 layer, last 3, zero 1");
-    assert_eq!((us(blind.step_ns_mean), blind.num_microbatches), (271, 2));
-    assert!((blind.idle_ratio - 103.0 / 271.0).abs() < 1e-4, "{}", blind.idle_ratio);
+    assert_eq!((step_us(&blind), blind.num_microbatches), (Some(271), 2));
+    assert!(is_idle(&blind, 103.0 / 271.0), "{:?}", blind.bubble_ratio);
     assert_eq!(balanced.layout, "tp 1 pp 2 dp 1, zero 1");
-    assert_eq!((us(balanced.step_ns_mean), balanced.num_microbatches), (264, 2));
+    assert_eq!((step_us(&balanced), balanced.num_microbatches), (Some(264), 2));
     // Where four million are too many as well, the first rank cannot have two layers.
     let tight = Cluster { memory_budget_bytes: Some(70_000_000), ..input.cluster.clone() };
     let tight = SearchInput { cluster: tight, ..input.clone() };
-    let uneven = megatron(&tight, &models, &[&batch], 1, true).unwrap();
-    assert_eq!((uneven.layout, us(uneven.step_ns_mean)), (blind.layout, 273));
-    assert!((balanced.idle_ratio - 95.0 / 264.0).abs() < 1e-4, "{}", balanced.idle_ratio);
+    let uneven = of(&tight, true);
+    assert_eq!((step_us(&uneven), uneven.layout), (Some(273), blind.layout));
+    assert!(is_idle(&balanced, 95.0 / 264.0), "{:?}", balanced.bubble_ratio);
 }
 
 /// Three ranks, four equal samples, two microbatches, transfers and optimizer free. Forward and backward of a sample take 24 in
@@ -189,13 +196,13 @@ fn the_paper_takes_the_layout_that_its_formula_says() {
     let at_mean: Vec<u64> = all.iter().map(|one| us(one.rough.at_mean_ns)).collect();
     assert_eq!(at_mean, [240, 180, 360]);
     let held = Held { batches: &batches, run: None };
-    let found = rivals(&input, &models, &all, &held).unwrap();
+    let found = rivals(&input, &models, &known, &all, &held).unwrap();
     let paper = found.iter().find(|rival| rival.name == "paper").unwrap();
     assert_eq!(paper.candidate.map(|one| one.layout), Some(layouts[1]));
     assert_eq!(paper.step_ns_mean.map(us), Some(168));
     // Backwards, the answer is the same.
     let backwards: Vec<Contender> = all.into_iter().rev().collect();
-    assert_eq!(rivals(&input, &models, &backwards, &held).unwrap(), found);
+    assert_eq!(rivals(&input, &models, &known, &backwards, &held).unwrap(), found);
 }
 
 /// Rivals choose among candidates by time, and by the candidate where times are equal: not by who comes first.
@@ -210,10 +217,42 @@ fn no_rival_depends_on_the_order_of_candidates() {
     let known = Known::new(&asked, &models, &batches);
     let all = crate::search::candidates(&asked, &models, &known).unwrap().contenders;
     let held = Held { batches: &batches, run: None };
-    let first = rivals(&asked, &models, &all, &held).unwrap();
+    let first = rivals(&asked, &models, &known, &all, &held).unwrap();
     for by in [7, 31] {
-        assert_eq!(rivals(&asked, &models, &dealt(&all, by), &held).unwrap(), first);
+        assert_eq!(rivals(&asked, &models, &known, &dealt(&all, by), &held).unwrap(), first);
     }
+}
+
+/// What rivals leave out is certain to be slower: on any ranks, batches and memory their answers are those of judging all of their
+/// configurations, also where the memory is so small that most of these fall.
+#[test]
+fn no_rival_is_weaker_for_what_it_leaves_out() {
+    let (mut recomputing, mut cuttable) = (fixture::recomputing(), fixture::cuttable());
+    for profile in [&mut recomputing, &mut cuttable] {
+        profile.network = Network::of_pair(9_000, 1_000_000_000);
+    }
+    let (mut num_fitting, mut num_lacking) = (0, 0);
+    for (case, num_ranks) in (0..).zip([2, 4, 6, 8, 8, 4]) {
+        let profile = if case % 3 == 2 { &cuttable } else { &recomputing };
+        for budget_mib in [None, Some(48), Some(80), Some(160)] {
+            let shapes = fixture::shapes(96, 11 + case);
+            let asked = input(&shapes, profile, num_ranks, budget_mib.map(|mib: u64| mib << 20));
+            let (global_batch_size, num_sampled_batches) = (24 + 8 * case as u32, 1 + case as u32 % 3);
+            let asked =
+                SearchInput { global_batch_size, num_sampled_batches, num_microbatches: None, ..asked };
+            let models = Models::new(&asked).unwrap();
+            let batches = crate::search::sampled_batches(&asked).unwrap();
+            let known = Known::new(&asked, &models, &batches);
+            let all = crate::search::candidates(&asked, &models, &known).unwrap().contenders;
+            let held = Held { batches: &batches, run: Run::new(&asked, &batches).unwrap() };
+            let of = |prunes| rivals_with(&asked, (&models, &known), &all, &held, prunes).unwrap();
+            let judged_all = of(false);
+            assert_eq!(of(true), judged_all, "{num_ranks} ranks, {budget_mib:?} MiB");
+            num_fitting += judged_all.iter().filter(|rival| rival.step_ns_mean.is_some()).count();
+            num_lacking += judged_all.iter().filter(|rival| rival.step_ns_mean.is_none()).count();
+        }
+    }
+    assert!(num_fitting > 60 && num_lacking > 6, "{num_fitting} fit, {num_lacking} do not");
 }
 
 /// The plan and its runners-up do not depend on the order in which candidates were made, nor do the counts.

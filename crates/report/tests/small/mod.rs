@@ -189,6 +189,7 @@ pub(crate) fn small() -> Report {
                 way("data-parallel", true, Err(131 << 30)),
                 way("aware", false, Ok(36)),
             ],
+            rivals: Vec::new(),
             runners_up: vec![ranked(4, 40)],
             rejections: vec![RejectionCount {
                 rejection: Rejection::Memory {

@@ -12,6 +12,7 @@
 //! the backward itself has all that it needs, from the last stage on; it needs no room. And a rank that waits by choice waits
 //! only for something that is already under way.
 
+use crate::lists::least::Least;
 use crate::lists::turns::{Turn, Turns};
 use dflop_sim::StepInput;
 use dflop_sim::wiring::{Feeds, Source, WiredRow};
@@ -50,6 +51,12 @@ impl<'a> Work<'a> {
         self.step.num_microbatches as usize
     }
 
+    /// When each rank may begin, in nanoseconds.
+    pub(crate) fn ready_ns(&self) -> Vec<u64> {
+        let of = |rank| self.step.ready_ns.get(rank).filter(|_| self.num_microbatches() > 0);
+        (0..self.ranks.len()).map(|rank| of(rank).map_or(0, |&ns| ns)).collect()
+    }
+
     /// The row and the microbatch of a turn of `rank`.
     const fn place(&self, rank: usize, turn: Turn) -> (usize, usize) {
         let rows = self.ranks[rank];
@@ -85,7 +92,7 @@ impl<'a> Work<'a> {
     }
 
     /// Rows that a forward of `row` waits for. The output of its backward is sent to them.
-    fn before(&self, row: usize, microbatch: usize) -> Others<'a> {
+    pub(crate) fn before(&self, row: usize, microbatch: usize) -> Others<'a> {
         match self.rows[row].forward {
             Source::Nothing => Others::None,
             Source::Row(row) => Others::One(row),
@@ -105,7 +112,7 @@ impl<'a> Work<'a> {
 
 /// None, one or several rows, without an allocation.
 #[derive(Debug, Clone, Copy)]
-enum Others<'a> {
+pub(crate) enum Others<'a> {
     None,
     One(u32),
     Some(&'a [u32]),
@@ -120,7 +127,7 @@ impl Others<'_> {
         }
     }
 
-    fn for_each(self, mut see: impl FnMut(usize)) {
+    pub(crate) fn for_each(self, mut see: impl FnMut(usize)) {
         match self {
             Self::None => {}
             Self::One(row) => see(row as usize),
@@ -180,9 +187,7 @@ pub(crate) struct Pass {
     pub(crate) lists: Vec<Listed>,
     /// When each rank may begin.
     ready_ns: Vec<u64>,
-    /// The makespan of a step in which a rank is never idle, by rank: when it may begin, its work, and the longest tail of its
-    /// component.
-    least_ns: Vec<u64>,
+    least: Least,
     /// The arrivals of forwards and of backwards before anything has run.
     first: [Vec<Arrival>; 2],
     ranks: Vec<RankState>,
@@ -193,25 +198,12 @@ pub(crate) struct Pass {
 
 impl Pass {
     pub(crate) fn new(work: &Work) -> Self {
-        let (step, m) = (work.step, work.num_microbatches());
-        let ready_ns: Vec<u64> = (0..work.ranks.len())
-            .map(|rank| if m == 0 { 0 } else { step.ready_ns.get(rank).map_or(0, |&ns| ns) })
-            .collect();
-        let mut tail_ns = [0; 2];
-        for (of, &ns) in work.ranks.iter().zip(&step.tail_ns) {
-            tail_ns[of.component] = ns.max(tail_ns[of.component]);
-        }
-        let mut least_ns: Vec<u64> =
-            work.ranks.iter().zip(&ready_ns).map(|(of, ready_ns)| ready_ns + tail_ns[of.component]).collect();
+        let m = work.num_microbatches();
+        let ready_ns = work.ready_ns();
+        let least = Least::new(work, &ready_ns);
         let mut first = [Vec::new(), Vec::new()];
-        for (row, of) in work.rows.iter().enumerate() {
+        for row in 0..work.rows.len() {
             for j in 0..m {
-                let backward_ns = if work.is_split {
-                    step.input_ns[row][j] + step.weight_ns[row][j]
-                } else {
-                    step.backward_ns[row][j]
-                };
-                least_ns[of.rank as usize] += step.forward_ns[row][j] + backward_ns;
                 let missing = [work.before(row, j), work.after(row, j)].map(|others| others.len() as u32);
                 for (first, missing) in first.iter_mut().zip(missing) {
                     first.push(Arrival { ns: 0, missing });
@@ -221,7 +213,7 @@ impl Pass {
         Self {
             lists: vec![Vec::new(); work.ranks.len()],
             ready_ns,
-            least_ns,
+            least,
             first,
             ranks: Vec::new(),
             forward: Vec::new(),
@@ -230,13 +222,18 @@ impl Pass {
         }
     }
 
+    /// No lists have a shorter makespan than this, in nanoseconds.
+    pub(crate) const fn makespan_min_ns(&self) -> u64 {
+        self.least.makespan_ns
+    }
+
     /// Makes the lists of `work` with the `turns` of each component; their makespan in nanoseconds, tails included.
     ///
     /// `None` if the makespan is above `most_ns`. The pass ends as soon as that is certain, because a rank has been idle for too
     /// long: most orders that a search tries are longer than the best one, and half of such a pass need not be run.
     ///
     /// ```text
-    /// makespan >= when a rank may begin + its work + its idle time so far + the longest tail of its component
+    /// makespan >= when a rank may begin + its work + its idle time so far + what comes after its last action
     /// ```
     ///
     /// *Complexity*: O(n log n) for n actions.
@@ -267,7 +264,7 @@ impl Pass {
         self.lists.iter_mut().for_each(Vec::clear);
         self.ranks.clear();
         self.events.clear();
-        for (rank, (&free_ns, &least_ns)) in (0..).zip(self.ready_ns.iter().zip(&self.least_ns)) {
+        for (rank, (&free_ns, &least_ns)) in (0..).zip(self.ready_ns.iter().zip(&self.least.never_idle_ns)) {
             let spare_ns = most_ns.checked_sub(least_ns)?;
             self.ranks.push(RankState { free_ns, spare_ns, ..RankState::default() });
             self.events.push(Reverse((free_ns, rank)));

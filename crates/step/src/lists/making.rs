@@ -6,6 +6,7 @@
 //! microbatches moved. The best lists are taken; the lists of the pipeline orders are compared too.
 
 use crate::lists::greedy::{Listed, RankRows, Work};
+use crate::lists::least::Least;
 use crate::lists::search::search;
 use dflop_sim::wiring::{Source, WiredRow};
 use dflop_sim::{Durations, SimError, Simulator, StepInput, Violation, order, simulate, simulate_lists};
@@ -222,6 +223,26 @@ pub fn data_aware_within(
         }
     }
     Ok(best.1)
+}
+
+/// No action lists whose backwards are whole have a shorter makespan than this, in nanoseconds, whatever ranks may hold.
+///
+/// *Complexity*: O(rows x microbatches + messages).
+///
+/// # Errors
+/// [`SimError::Unsound`] with every violation of `input`, and for a colocated layout; [`SimError::Overflow`] where times overflow.
+pub fn makespan_min_ns(input: &StepInput) -> Result<u64, SimError> {
+    // Where its sums overflow, the simulator refuses the step.
+    Simulator::new(&StepInput { order: PipelineOrder::OneFOneB, ..input.clone() })?;
+    if input.layout.is_colocated() {
+        let needs = "components on ranks of their own, the layout is colocated";
+        let violations = vec![Violation::Order { path: "order", order: input.order, needs }];
+        return Err(SimError::Unsound { subject: "the step", violations });
+    }
+    let (wired, feeds, ranks) = (input.wired_rows(), input.boundary(), rank_rows(input));
+    let (held, cap) = (&[][..], &[][..]);
+    let work = Work { step: input, rows: &wired, ranks: &ranks, feeds: &feeds, held, cap, is_split: false };
+    Ok(Least::new(&work, &work.ready_ns()).makespan_ns)
 }
 
 /// The timeline of one pipeline under action lists made for its durations. No more microbatches are in flight than under

@@ -50,6 +50,11 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// Whether no lists are shorter than the best found.
+    fn is_least(&self) -> bool {
+        self.best.as_ref().is_some_and(|best| best.makespan_ns <= self.pass.makespan_min_ns())
+    }
+
     /// The makespan under a rule, with the microbatches in `order` and ranks with chunks in so many rounds; `u64::MAX` if it is
     /// longer than the best. `None` if a rank has too little room for that.
     fn attempt(&mut self, rule: Rule, order: &[u32], num_rounds: u32) -> Option<u64> {
@@ -98,7 +103,7 @@ pub(crate) fn search(work: &Work, effort: usize) -> Vec<Listed> {
     let mut num_left = num_passes;
     for (rule, order, num_rounds) in starts {
         // The last rounds have room wherever each microbatch alone has. So there is a list in any case.
-        if num_left > 0 || search.best.is_none() {
+        if (num_left > 0 || search.best.is_none()) && !search.is_least() {
             num_left -= usize::from(search.attempt(rule, order, num_rounds).is_some() && num_left > 0);
         }
     }
@@ -111,6 +116,9 @@ pub(crate) fn search(work: &Work, effort: usize) -> Vec<Listed> {
         let mut random = SplitMix64(0);
         let mut tried = Vec::with_capacity(m);
         for _ in 0..num_left {
+            if search.is_least() {
+                break;
+            }
             let (a, b) = (random.below(m), random.below(m));
             tried.clone_from(&order);
             if random.below(2) == 0 {
