@@ -20,6 +20,7 @@ from test_layouts import (
     model_dir,
     oracles,
 )
+from tiny_families import CONDITION
 from toy_run import make_schedule, toy_sample, write_colocated
 
 __all__ = ["model_dir", "oracles"]
@@ -102,8 +103,7 @@ def test_what_is_frozen_stays(zero, is_frozen, model_dir, oracles, tmp_path):
 
 @pytest.mark.some(2)
 @pytest.mark.parametrize("zero", [0, 3])
-# Linear attention is not cut.
-@pytest.mark.parametrize("family", [name for name in ON_RANKS if not name.startswith("qwen3_5")])
+@pytest.mark.parametrize("family", ON_RANKS)
 def test_families_on_ranks_with_whole_encoders(family, zero, tmp_path):
     """Tiles and packed patches: a group with text alone beside media, then with nothing."""
     case = Case(family, tmp_path)
@@ -115,4 +115,4 @@ def test_families_on_ranks_with_whole_encoders(family, zero, tmp_path):
     def num_parts(index):
         return case.samples[index].num_parts if case.samples[index].media else 0
 
-    case.check(plan, llm, divided(llm, 2, num_parts))
+    case.check(plan, llm, divided(llm, 2, num_parts), CONDITION.get(family, 1))

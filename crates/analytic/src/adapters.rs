@@ -9,8 +9,8 @@
 
 use crate::architecture::{LLM_LAYERS, NormKind};
 use crate::modules::{Module, matrix, pass};
-use crate::operations::{Cut, Kind, Operation};
-use crate::product::Product;
+use crate::operations::{Kind, Operation};
+use crate::product::{Cut, Product};
 
 impl Module {
     /// The module with adapters of this rank beside its frozen weights; `None` of a module that gets none, and at rank 0.

@@ -5,9 +5,9 @@ use crate::architecture::{
 };
 use crate::delta_rule::{Convolution, DeltaRule};
 use crate::modules::{Module, cut_pass, each, matrix, mlp, pass, residual, rotation};
-use crate::operations::{Attention, Cut, Kind, Operation, Rows};
+use crate::operations::{Attention, Kind, Operation, Rows};
 use crate::pass::Pass;
-use crate::product::Product;
+use crate::product::{Cut, Product};
 
 impl Llm {
     fn module(&self, name: &'static str, count: u64, kinds: Vec<Kind>) -> Module {

@@ -10,8 +10,9 @@
 use crate::architecture::NormKind;
 use crate::error::AnalyticError;
 use crate::modules::{Module, gate, matrix, pass, residual};
-use crate::operations::{Attention, Cut, Kind, Operation, Rows};
+use crate::operations::{Attention, Kind, Operation, Rows};
 use crate::pass::Pass;
+use crate::product::Cut;
 use crate::work::Phase;
 
 /// The program that runs a model, as far as it decides times.

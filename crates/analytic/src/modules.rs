@@ -1,9 +1,9 @@
 //! The modules of a model as steps: by the names that a model profile has.
 
 use crate::architecture::{Architecture, Encoder, LLM_LAYERS, MlpKind, NormKind, Patches, VOCABULARY};
-use crate::operations::{Attention, Cut, Kind, Operation, Rows};
+use crate::operations::{Attention, Kind, Operation, Rows};
 use crate::pass::Pass;
-use crate::product::Product;
+use crate::product::{Cut, Product};
 use crate::work::{Phase, Work};
 use dflop_types::ModelProfile;
 

@@ -3,7 +3,7 @@
 use crate::architecture::NormKind;
 use crate::delta_rule::{Convolution, DeltaRule};
 use crate::pass::{Pass, norm_pass};
-use crate::product::{Product, summed_bytes};
+use crate::product::{Cut, Product, summed_bytes};
 use crate::work::{Phase, Work};
 
 /// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment, and a rank's part of them.
@@ -31,17 +31,6 @@ impl Rows {
         let of_segment = |tokens: &u64| tokens.saturating_sub(self.dropped) * self.factor / self.merged;
         segments.iter().map(of_segment).sum::<u64>().div_ceil(self.ranks)
     }
-}
-
-/// How tensor parallelism cuts a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cut {
-    /// Every rank does it whole.
-    Whole,
-    /// Each rank makes a part of the outputs.
-    Outputs,
-    /// Each rank reads a part of the inputs; the results are then summed.
-    Inputs,
 }
 
 /// Attention within segments.

@@ -1,7 +1,17 @@
 //! A matrix product with a weight: what it computes, moves and keeps, and the part of it that a rank has.
 
-use crate::operations::Cut;
 use crate::work::{Phase, Work};
+
+/// How tensor parallelism cuts a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Every rank does it whole.
+    Whole,
+    /// Each rank makes a part of the outputs.
+    Outputs,
+    /// Each rank reads a part of the inputs; the results are then summed.
+    Inputs,
+}
 
 /// A matrix product with a weight.
 // Each is a fact of its own.

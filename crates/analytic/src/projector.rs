@@ -2,9 +2,9 @@
 
 use crate::architecture::{Architecture, NormKind};
 use crate::modules::{Module, activation, gate, matrix, pass, product};
-use crate::operations::{Cut, Kind, Operation, Rows};
+use crate::operations::{Kind, Operation, Rows};
 use crate::pass::Pass;
-use crate::product::Product;
+use crate::product::{Cut, Product};
 
 impl Architecture {
     /// What stands after the encoder's layers: its last norm, pooling or merging, products.

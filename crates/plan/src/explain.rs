@@ -2,7 +2,7 @@
 
 use crate::objective::Objective;
 use crate::outcome::{Outcome, StopReason};
-use crate::rivals::Rival;
+use crate::rival::Rival;
 use dflop_types::number::{self, ms_alone, percent, times};
 use dflop_types::{
     Layout, ModelProfile, PipelineOrder, Plan, RankedPlan, Rejection, SearchedSpace, WayPrediction, Zero,

@@ -15,7 +15,7 @@ use crate::leaders::{Leaders, in_turn};
 use crate::models::Models;
 use crate::packed::{Packed, by_arrival, by_time, costs_ns};
 use crate::pipelines::{Pipelines, Run};
-use crate::rivals::{Rival, none, words};
+use crate::rival::{Rival, none, words};
 use crate::space::{divisors, microbatch_counts};
 use dflop_cost::{CostModel, RankMicrobatch};
 use dflop_types::number::counted;

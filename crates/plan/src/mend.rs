@@ -6,7 +6,7 @@ use crate::error::PlanError;
 use crate::evaluate::judge_batch;
 use crate::input::SearchInput;
 use crate::models::Models;
-use crate::rivals::words;
+use crate::rival::words;
 use crate::space::{Candidate, Rules};
 use dflop_types::{Component, RankedPlan, Recomputation, Recompute, Rejection, SampleIndex};
 

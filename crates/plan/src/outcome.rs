@@ -3,7 +3,7 @@
 use crate::caveats::Caveats;
 use crate::mend::Mend;
 use crate::objective::Objective;
-use crate::rivals::Rival;
+use crate::rival::Rival;
 use crate::run_memory::RunMemory;
 use crate::space::Candidate;
 use dflop_types::{

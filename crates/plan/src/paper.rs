@@ -3,7 +3,7 @@
 use crate::contender::Contender;
 use crate::error::PlanError;
 use crate::fastest::{Field, idle_ratio, mean_ns, scheduled};
-use crate::rivals::{Rival, none, words};
+use crate::rival::{Rival, none, words};
 use dflop_step::lists::makespan_min_ns;
 use dflop_step::{Arm, Method, StepScheduler};
 use dflop_types::{Recomputation, Schedule};

@@ -23,6 +23,7 @@ mod error;
 #[path = "../tests/fixture/mod.rs"]
 mod fixture;
 mod giants;
+mod groups;
 mod judge;
 pub mod lists;
 mod methods;

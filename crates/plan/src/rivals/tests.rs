@@ -10,10 +10,11 @@ use crate::found::Found;
 use crate::input::{Depth, SearchEffort};
 use crate::objective::Objective;
 use crate::run_memory::Run;
+use crate::space::Candidate;
 use dflop_step::GiantRule;
 use dflop_types::{
     Cluster, EncoderSegments, MadeFrom, MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Network,
-    PipelineOrder, SampleShape, Trained,
+    PipelineOrder, Recomputation, SampleIndex, SampleShape, Trained,
 };
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 
 use crate::adapt::bins::{ENCODER, LLM, tokens};
 use crate::adapt::rows::median;
-use crate::judge::work::by_group;
+use crate::groups::by_group;
 use dflop_cost::Prediction;
 use dflop_schedule::Slowness;
 use dflop_types::{ActionKind, EncoderShare, Layout, SampleIndex, SampleShape, StageIndex};

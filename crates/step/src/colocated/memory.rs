@@ -2,7 +2,8 @@
 
 use crate::colocated::easing::{self, Run};
 use crate::error::StepError;
-use crate::judge::work::{by_group, encoder_work, features, pack};
+use crate::groups::by_group;
+use crate::judge::work::{encoder_work, features, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{ColocatedMemory, ColocatedSharding, CostModel, Moment, RankMemory, RankMicrobatch};

@@ -1,7 +1,8 @@
 //! Times of one microbatch on colocated ranks.
 
 use crate::colocated::memory;
-use crate::judge::work::{Column, by_group, encoder_work, feeds, holder, holders, pack};
+use crate::groups::by_group;
+use crate::judge::work::{Column, encoder_work, feeds, holder, holders, pack};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{ColocatedSharding, CostModel, Prediction, Sharding};
 use dflop_types::{EncoderShare, MicrobatchShape, SampleIndex, StageIndex};

@@ -1,6 +1,7 @@
 //! The work that the samples of one microbatch make for each rank, and which encoder replica sends features to which LLM
 //! replica.
 
+use crate::groups::by_group;
 use crate::scheduler::StepScheduler;
 use dflop_cost::{Prediction, RankMicrobatch};
 use dflop_types::{EncoderShare, MicrobatchShape, SampleIndex};
@@ -52,15 +53,6 @@ pub(crate) fn holders(llm: &[Vec<SampleIndex>]) -> Vec<(SampleIndex, usize)> {
 pub(crate) fn holder(holders: &[(SampleIndex, usize)], sample: SampleIndex) -> Option<usize> {
     let at = holders.binary_search_by_key(&sample, |&(held, _)| held).ok()?;
     Some(holders[at].1)
-}
-
-/// The shares of one microbatch by tensor group: for each of the `groups` those of its encoder replicas, of which it has one
-/// unless its ranks hold whole encoders.
-pub(crate) fn by_group(
-    encoder: &[Vec<EncoderShare>],
-    groups: u32,
-) -> impl ExactSizeIterator<Item = &[Vec<EncoderShare>]> {
-    encoder.chunks((encoder.len() / groups.max(1) as usize).max(1))
 }
 
 /// For each tensor group that encodes the LLM replicas that it feeds in one microbatch, ascending.

@@ -12,7 +12,6 @@
 //! the backward itself has all that it needs, from the last stage on; it needs no room. And a rank that waits by choice waits
 //! only for something that is already under way.
 
-use crate::lists::least::Least;
 use crate::lists::turns::{Turn, Turns};
 use dflop_sim::StepInput;
 use dflop_sim::wiring::{Feeds, Source, WiredRow};
@@ -187,7 +186,8 @@ pub(crate) struct Pass {
     pub(crate) lists: Vec<Listed>,
     /// When each rank may begin.
     ready_ns: Vec<u64>,
-    least: Least,
+    /// The makespan of a step in which a rank is never idle once it may begin, by rank, in nanoseconds.
+    never_idle_ns: Vec<u64>,
     /// The arrivals of forwards and of backwards before anything has run.
     first: [Vec<Arrival>; 2],
     ranks: Vec<RankState>,
@@ -197,10 +197,10 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    pub(crate) fn new(work: &Work) -> Self {
+    /// `never_idle_ns`: [`Least`](crate::lists::least::Least) has it.
+    pub(crate) fn new(work: &Work, never_idle_ns: Vec<u64>) -> Self {
         let m = work.num_microbatches();
         let ready_ns = work.ready_ns();
-        let least = Least::new(work, &ready_ns);
         let mut first = [Vec::new(), Vec::new()];
         for row in 0..work.rows.len() {
             for j in 0..m {
@@ -213,18 +213,13 @@ impl Pass {
         Self {
             lists: vec![Vec::new(); work.ranks.len()],
             ready_ns,
-            least,
+            never_idle_ns,
             first,
             ranks: Vec::new(),
             forward: Vec::new(),
             backward: Vec::new(),
             events: BinaryHeap::new(),
         }
-    }
-
-    /// No lists have a shorter makespan than this, in nanoseconds.
-    pub(crate) const fn makespan_min_ns(&self) -> u64 {
-        self.least.makespan_ns
     }
 
     /// Makes the lists of `work` with the `turns` of each component; their makespan in nanoseconds, tails included.
@@ -264,7 +259,7 @@ impl Pass {
         self.lists.iter_mut().for_each(Vec::clear);
         self.ranks.clear();
         self.events.clear();
-        for (rank, (&free_ns, &least_ns)) in (0..).zip(self.ready_ns.iter().zip(&self.least.never_idle_ns)) {
+        for (rank, (&free_ns, &least_ns)) in (0..).zip(self.ready_ns.iter().zip(&self.never_idle_ns)) {
             let spare_ns = most_ns.checked_sub(least_ns)?;
             self.ranks.push(RankState { free_ns, spare_ns, ..RankState::default() });
             self.events.push(Reverse((free_ns, rank)));

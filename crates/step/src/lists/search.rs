@@ -1,6 +1,7 @@
 //! The search for lists: passes under several rules, orders of microbatches and rounds, then with microbatches moved.
 
 use crate::lists::greedy::{Listed, Pass, Rule, Work};
+use crate::lists::least::Least;
 use crate::lists::turns::Turns;
 use dflop_types::Layout;
 
@@ -42,6 +43,8 @@ struct Found {
 struct Search<'a> {
     work: &'a Work<'a>,
     pass: Pass,
+    /// No lists have a shorter makespan.
+    makespan_min_ns: u64,
     /// Turns of the encoder's ranks and of the LLM backbone's.
     turns: [Turns; 2],
     /// Microbatches that have a round of their own ([`Work::alone`]).
@@ -52,7 +55,7 @@ struct Search<'a> {
 impl Search<'_> {
     /// Whether no lists are shorter than the best found.
     fn is_least(&self) -> bool {
-        self.best.as_ref().is_some_and(|best| best.makespan_ns <= self.pass.makespan_min_ns())
+        self.best.as_ref().is_some_and(|best| best.makespan_ns <= self.makespan_min_ns)
     }
 
     /// The makespan under a rule, with the microbatches in `order` and ranks with chunks in so many rounds; `u64::MAX` if it is
@@ -84,8 +87,10 @@ pub(crate) fn search(work: &Work, effort: usize) -> Vec<Listed> {
     let m = work.num_microbatches();
     let of_pass = (work.rows.len() * m * if work.is_split { 3 } else { 2 }).max(1);
     let num_passes = (effort / of_pass).max(1);
+    let Least { never_idle_ns, makespan_ns: makespan_min_ns } = Least::new(work, &work.ready_ns());
+    let pass = Pass::new(work, never_idle_ns);
     let mut search =
-        Search { work, pass: Pass::new(work), turns: Default::default(), alone: work.alone(), best: None };
+        Search { work, pass, makespan_min_ns, turns: Default::default(), alone: work.alone(), best: None };
     let (rules, orders, rounds) = (rules(work.is_split), orders(work), rounds(&work.step.layout, m as u32));
     let mut starts = Vec::with_capacity(rules.len() * orders.len() * rounds.len());
     if rounds.len() == 1 {

@@ -1,6 +1,7 @@
 //! Nodes: how much data crosses the boundary between encoder and LLM replicas, and how much of it leaves a node.
 
 use crate::error::StepError;
+use crate::groups;
 use crate::judge::work;
 use crate::scheduler::StepScheduler;
 use dflop_cost::CostModel;
@@ -101,7 +102,7 @@ impl StepScheduler {
                 (0..).zip(&feeds).map(|(e, fed)| fed.iter().filter(|&&r| is_message(e, r)).count());
             traffic.num_messages += messages.sum::<usize>() as u64;
             let by_group = |encoder: &[Vec<EncoderShare>]| -> Vec<Vec<EncoderShare>> {
-                work::by_group(encoder, groups).map(<[_]>::concat).collect()
+                groups::by_group(encoder, groups).map(<[_]>::concat).collect()
             };
             let mut cut: Vec<SampleIndex> = encoder
                 .iter()
