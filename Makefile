@@ -90,7 +90,7 @@ test-rust: setup
 	cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-bench --quiet --doc
 
 # Processes that run tests beside each other: more than cores, as many tests wait for ranks of theirs. Neighbours in a file stay together, as they share what is made for it.
-TEST_JOBS ?= 4
+TEST_JOBS ?= 3
 test-python: setup $(DEV)
 	$(BIN)/python -m pytest -m "not gpu and not layouts and not site and not more" -n $(TEST_JOBS) --dist worksteal
 

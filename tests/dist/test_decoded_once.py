@@ -66,7 +66,7 @@ def decoded(directory, num_ranks):
     return [Counter(path.read_text().split() if path.exists() else []) for path in paths]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("layout", "workers"),
     [
@@ -98,6 +98,7 @@ def test_the_first_rank_of_a_group_decodes_and_all_train(layout, workers, demo, 
         )
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("layout", "workers"), [((1, 1, {"llm_tp": 2}), 1), ((2, 3, {"llm_tp": 2}), 0)], ids=str
 )

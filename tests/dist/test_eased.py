@@ -20,6 +20,7 @@ from dflop._native import Schedule
 __all__ = ["model_dir", "oracles"]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("zero", [0, 3])
 def test_each_microbatch_may_recompute_something_else(zero, model_dir, oracles, tmp_path):
     """What a schedule says of a microbatch and rank holds there alone; the gradient does not see it."""

@@ -193,6 +193,7 @@ def test_a_damaged_file_is_refused_by_name_and_the_checkpoint_before_it_offered(
     assert (out / "checkpoints/step-4.undone").is_dir()
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_to_a_rank_saves(number, status, demo, tmp_path):
     """To one rank alone, as an external torchrun or a cluster sends it; SLURM warns so: both save, and tell it."""

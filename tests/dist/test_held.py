@@ -139,7 +139,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("zero", "dtype", "recipe"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.layouts) for case in OTHERS if case not in CASES)],
@@ -148,7 +148,7 @@ def test_the_planners_memory_is_the_trainers(zero, dtype, recipe, demo, tmp_path
     check(demo, tmp_path, zero, dtype, recipe)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("zero", "dtype", "recipe"),
     [

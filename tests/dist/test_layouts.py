@@ -232,7 +232,7 @@ def name(value):
     return value.__name__ if callable(value) else str(value)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("placed", "dp", "sharding"), COVERING, ids=name)
 def test_a_colocated_layout_trains_as_one_process(placed, dp, sharding, model_dir, oracles, tmp_path):
     """Every rank holds both components; its own features never leave it."""
@@ -377,6 +377,7 @@ def test_layers_gathered_one_by_one_may_run_forwards_ahead(model_dir, oracles, t
     check(plan, schedule_of(llm, [one, one]), model_dir, oracles(frozen_none), tmp_path)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("layout", "sharding"),
     [((1, 2, 1), {"zero": 1}), ((2, 2, 2), {"zero": 2})],

@@ -90,6 +90,7 @@ def test_layers_gathered_one_by_one_are_cut_as_well(placed, model_dir, oracles, 
     check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_layers_that_recompute_sum_again(recompute, model_dir, oracles, tmp_path):
     """What a layer computes again in its backward is the whole result too."""
@@ -114,6 +115,7 @@ def test_a_vocabulary_that_does_not_divide(oracles, tmp_path):
     check(plan, make_schedule(llm, 1), model_dir, oracle, tmp_path)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("vocab_size", "llm_pp"), [(300, 1), (301, 2)])
 def test_a_head_tied_to_the_embedding(vocab_size, llm_pp, tmp_path):
     """One matrix, cut once: its gradient is that of both of its uses, of each rank's rows, on whichever stages."""
@@ -225,7 +227,7 @@ def test_each_rank_keeps_its_part(model_dir, tmp_path):
     assert first[f"{text}layers.0.input_layernorm.weight"] == 48
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("saved", "read"),
     [

@@ -142,6 +142,7 @@ def test_a_comparison_of_many_arms(demo, tmp_path):
     assert len({tuple(s["samples"]) for s in schedules}) == 2
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("is_comparison", [False, True])
 def test_a_replayed_run_is_the_same_bit_by_bit(is_comparison, demo, plain, compared, tmp_path):
     """From the log alone: losses, norms and schedules; the warm-up of a comparison too."""

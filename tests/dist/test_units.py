@@ -34,7 +34,7 @@ def frozen_head(parameter):
     return parameter == HEAD
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("is_tied", "is_frozen"),
     [(False, frozen_none), (False, frozen_embedding), (False, frozen_head), (True, frozen_none)],

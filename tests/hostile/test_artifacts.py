@@ -59,7 +59,7 @@ def test_numbers_at_the_ends_of_their_types(name: str, planned: Path, dflop: Cal
             assert answer.is_sound, (number, verb, answer)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files(name: str, planned: Path, dflop: Callable[..., Answer]) -> None:
     """A file cut short, empty, of other bytes or of endless brackets is refused by name."""

@@ -211,6 +211,7 @@ def num_parameters(pieces):
     return total
 
 
+@pytest.mark.some(30)
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("name", [*TINY, "llava_onevision"])
 def test_the_head_says_whether_its_matrix_is_the_embeddings(tmp_path, name, is_tied):
