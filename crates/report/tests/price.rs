@@ -65,6 +65,26 @@ fn rivals_stand_beside_the_plan_with_what_it_saves() {
     assert_eq!(page.matches("data-than-ms=\"- 3600 3600").count(), 1);
 }
 
+/// The sentence divides by the fastest of all, be it in the plan's own layout or in one of its own.
+#[test]
+fn the_sentence_names_the_fastest_other_way() {
+    let mut report = Report { plan: small().plan, ..Report::default() };
+    let plan = report.plan.as_mut().unwrap();
+    let own_ns = plan.best.prediction.step_ns_mean;
+    let rival = |name: &str, is_of_others, step_ns_mean| RivalPrediction {
+        name: name.to_owned(),
+        is_of_others,
+        layout: String::new(),
+        num_microbatches: 4,
+        step_ns_mean: Some(step_ns_mean),
+    };
+    // In the plan's layout the best takes 1.028 times as long. Our balance in another layout is not other people's.
+    plan.rivals = vec![rival("fsdp-dflop", false, own_ns / 2), rival("megatron", true, own_ns * 2)];
+    assert!(shown(&report).contains("the best baseline that can run (blind-ahead) 37.0 ms (1.028x)"));
+    report.plan.as_mut().unwrap().rivals.push(rival("fsdp-tokens", true, own_ns));
+    assert!(shown(&report).contains("the best baseline that can run (fsdp-tokens) 36.0 ms (1.000x)"));
+}
+
 /// The cells of the row that begins with `name`, without the name.
 fn cells(page: &str, name: &str) -> Vec<String> {
     let row = page.split(&format!("{name}</td>")).nth(1).unwrap();

@@ -9,21 +9,30 @@ use maud::{Markup, html};
 /// The most rows of a table.
 const MOST_ROWS: usize = 50;
 
-/// The choice in one sentence, compared with the best baseline that can run.
+/// The choice in one sentence, compared with the best baseline that can run, what people run today included where it is known.
 pub(super) fn sentence(plan: &Plan) -> Markup {
     let best = &plan.best;
     let p = &best.prediction;
     html! {
         "The plan is " strong { (best.in_words()) } ": a step is expected to take "
         strong { (number::ns(p.step_ns_mean)) } " \u{b1} " (number::ns(p.step_ns_half_width))
-        @if let Some((baseline, ns)) = WayPrediction::best_baseline(&plan.ways) {
-            ", the best baseline that can run (" (baseline.way) ") " (number::ns(ns)) " (" (number::times(over(ns, p.step_ns_mean))) ")."
+        @if let Some((name, ns)) = fastest_other(plan) {
+            ", the best baseline that can run (" (name) ") " (number::ns(ns)) " (" (number::times(over(ns, p.step_ns_mean))) ")."
         } @else if plan.ways.is_empty() {
             "."
         } @else {
             "; no baseline can run on these ranks."
         }
     }
+}
+
+/// Of the baselines in the plan's layout and of other people's ways in layouts of their own, the fastest, with its mean step in
+/// nanoseconds.
+fn fastest_other(plan: &Plan) -> Option<(&str, u64)> {
+    let way = WayPrediction::best_baseline(&plan.ways).map(|(way, ns)| (&*way.way, ns));
+    let rivals = plan.rivals.iter().filter(|rival| rival.is_of_others);
+    let rivals = rivals.filter_map(|rival| Some((&*rival.name, rival.step_ns_mean?)));
+    way.into_iter().chain(rivals).min_by_key(|(_, ns)| *ns)
 }
 
 fn over(ns: u64, own_ns: u64) -> f64 {
