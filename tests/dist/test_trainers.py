@@ -48,7 +48,6 @@ def check(found, expected, num_steps=None):
         assert mine == pytest.approx(losses if num_steps is None else losses[:num_steps], rel=1e-4)
 
 
-@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("layout", "num_ranks", "is_padded"),
     [("ddp", 2, True), ("ddp", 4, False), ("fsdp2", 2, False), ("fsdp2", 4, True)],
@@ -437,7 +436,6 @@ def tiny_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
 
 
-@pytest.mark.some(1)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_lightning(accumulation, samples, tmp_path, quiet):
     """Lightning's DDP, and a second fit that goes on from a checkpoint inside the epoch.
