@@ -290,8 +290,8 @@ impl Layout {
         self.encoder.pp * self.encoder_groups() + self.num_llm_stages() * self.llm.dp
     }
 
-    /// The number of a replica's stage among the stages of all replicas; encoder replicas of one tensor group count as one. The encoder's stages come first, and those of a replica
-    /// follow each other. The number is that of the stage's tensor group, except where components are colocated, stages are
+    /// The number of a replica's stage among the stages of all replicas; encoder replicas of one tensor group count as one. The
+    /// encoder's stages come first, and those of a replica follow each other. The number is that of the stage's tensor group, except where components are colocated, stages are
     /// interleaved, or the replicas of a stage stand next to each other.
     pub const fn row(&self, replica: u32, stage: StageIndex) -> usize {
         let row = if stage.0 < self.encoder.pp {

@@ -9,8 +9,8 @@
 //! The arithmetic is that of `LightOnOcrProcessor` of Hugging Face transformers 5.23.0. Unlike `PixtralProcessor` it rounds sizes
 //! by the image processor's own `patch_size`, so a picture may have an odd number of rows.
 
-use super::fields::{CONFIG, Fields, SIDE_MAX, image_fields, processor_fields};
-use super::mistral3::{longest_edge_of, scaled};
+use super::fields::{CONFIG, Fields, SIDE_MAX, image_fields};
+use super::mistral3::{longest_edge_of, patch_and_merge, scaled};
 use super::{
     Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused,
     unread,
@@ -107,19 +107,7 @@ impl LightonOcr {
     pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
         let config = Fields { file: CONFIG, object: &files.config };
         config.must_be("model_type", &[FAMILY], false)?;
-        config.must_be("vision_config.model_type", &["pixtral"], true)?;
-        // Without a vision configuration transformers takes that of LightOnOCR, with patches of 14. One that names no patch size
-        // has the default of its class, 16.
-        let default = if config.get("vision_config").is_none() { 14 } else { 16 };
-        let patch = config.side("vision_config.patch_size")?.unwrap_or(default);
-        let merge = config.side("spatial_merge_size")?.unwrap_or(2);
-        if let Some(processor) = processor_fields(&files.preprocessor) {
-            for (field, default, model) in [("patch_size", 14, patch), ("spatial_merge_size", 2, merge)] {
-                if processor.side(field)?.unwrap_or(default) != model {
-                    return Err(processor.error(field, format!("must be {model}, as the model has it")));
-                }
-            }
-        }
+        let (patch, merge) = patch_and_merge(files, [14, 2])?;
         let preprocessor = image_fields(&files.preprocessor);
         let longest_edge = longest_edge_of(&preprocessor)?;
         let field = "patch_size";

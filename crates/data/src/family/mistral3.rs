@@ -111,19 +111,7 @@ impl Mistral3 {
     pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
         let config = Fields { file: CONFIG, object: &files.config };
         config.must_be("model_type", &[FAMILY], false)?;
-        config.must_be("vision_config.model_type", &["pixtral"], true)?;
-        // Without a vision configuration the model is Mistral Small, with patches of 14. A vision configuration that names no
-        // patch size has the default of its class, 16.
-        let default = if config.get("vision_config").is_none() { 14 } else { 16 };
-        let patch = config.side("vision_config.patch_size")?.unwrap_or(default);
-        let merge = config.side("spatial_merge_size")?.unwrap_or(2);
-        if let Some(processor) = processor_fields(&files.preprocessor) {
-            for (field, default, model) in [("patch_size", 16, patch), ("spatial_merge_size", 1, merge)] {
-                if processor.side(field)?.unwrap_or(default) != model {
-                    return Err(processor.error(field, format!("must be {model}, as the model has it")));
-                }
-            }
-        }
+        let (patch, merge) = patch_and_merge(files, [16, 1])?;
         let longest_edge = longest_edge_of(&image_fields(&files.preprocessor))?;
         if patch.saturating_mul(merge) > SIDE_MAX {
             let rule = format!("a feature must be at most {SIDE_MAX} pixels wide");
@@ -131,6 +119,30 @@ impl Mistral3 {
         }
         Ok(Self { patch, merge, longest_edge })
     }
+}
+
+/// Side of a patch in pixels, and patches a feature each way, of a model with Pixtral's encoder. A processor's file that has
+/// both must agree; where it leaves one out, the processor takes that of `absent`.
+///
+/// # Errors
+/// [`DataError::Config`] at the first field that is of another encoder, or not the model's.
+pub(super) fn patch_and_merge(files: &FamilyFiles, absent: [u32; 2]) -> Result<(u32, u32), DataError> {
+    let config = Fields { file: CONFIG, object: &files.config };
+    config.must_be("vision_config.model_type", &["pixtral"], true)?;
+    // Without a vision configuration transformers takes that of the family's first model, with patches of 14. A vision
+    // configuration that names no patch size has the default of its class, 16.
+    let default = if config.get("vision_config").is_none() { 14 } else { 16 };
+    let patch = config.side("vision_config.patch_size")?.unwrap_or(default);
+    let merge = config.side("spatial_merge_size")?.unwrap_or(2);
+    if let Some(processor) = processor_fields(&files.preprocessor) {
+        let fields = [("patch_size", absent[0], patch), ("spatial_merge_size", absent[1], merge)];
+        for (field, default, model) in fields {
+            if processor.side(field)?.unwrap_or(default) != model {
+                return Err(processor.error(field, format!("must be {model}, as the model has it")));
+            }
+        }
+    }
+    Ok((patch, merge))
 }
 
 /// Height and width scaled down until both are at most `longest_edge`; neither is 0.
