@@ -222,6 +222,39 @@ def test_text_alone_hangs_nobody_where_each_rank_encodes_its_own(name, tmp_path,
                 assert error <= TOLERANCE, (name, case, step, error, parameter)
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["llava_onevision", "qwen2_5_vl"])
+def test_compiled_layers_have_the_gradients_of_the_model_as_it_was(name, tmp_path, quiet):
+    """`layer.compile()` of towers and LLM; what the compiler makes of the graphs is not ours."""
+    steps, model = steps_of(name, 2), make_model(name, tmp_path)
+    untouched = copy.deepcopy(model)
+    references = [expected_gradients(model, m) for m in steps]
+
+    def run(rank):
+        join(rank, 2, tmp_path)
+        found = []
+        for case in (CASES[0], CASES[2]):
+            graphs = []
+
+            def backend(graph, _, graphs=graphs):
+                graphs.append(graph)
+                return graph.forward
+
+            model = copy.deepcopy(untouched)
+            _, encoder_layers, llm_layers = blocks_of(model)
+            for layer in [*encoder_layers, *llm_layers]:
+                layer.compile(backend=backend)
+            errors, _ = run_case(case, model, 2, rank, steps, references)
+            found.append((errors, len(graphs)))
+        distributed.destroy_process_group()
+        return found
+
+    for found in results(run_ranks(2, run, tmp_path / "ranks", timeout_s=280)):
+        # The second layout may run what was compiled for the first.
+        assert sum(num_graphs for _, num_graphs in found) > 0
+        assert max(error for errors, _ in found for error, _ in errors) <= TOLERANCE
+
+
 def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
     """One process has nothing to share; what is no such model, or is shared already, is refused."""
     model = make_model("internvl", tmp_path)

@@ -122,6 +122,33 @@ def test_gradients_are_those_of_the_padded_batch(name, side, tmp_path, quiet):
     assert rows == [tuple(batch["attention_mask"].shape)]
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_5"])
+def test_compiled_layers_are_compiled_for_no_number_of_samples(name, tmp_path, quiet):
+    """Once for the first batch and once for any size, as without the line; gradients are those of the padded batch."""
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    model = make_model(name, tmp_path)
+    batches = [
+        padded([microbatch(name, MEDIA[name][seed % 3], seed, 5 + 9 * seed) for seed in range(num)])
+        for num in (2, 3, 4, 5, 2)
+    ]
+    expected = gradients(model, batches[-1])
+    remove_padding(model)
+    for layer in model.get_decoder().layers:
+        layer.compile(backend=backend)
+    num_graphs = []
+    for batch in batches:
+        found = gradients(model, batch)
+        num_graphs.append(len(graphs))
+    check_equal(found, expected, TOLERANCE * tiny_families.CONDITION.get(name, 1))
+    assert 0 < num_graphs[0] < num_graphs[1] == num_graphs[-1]
+
+
 @pytest.fixture
 def text_model(quiet):
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dflop.models.backbone import TEXT_MODELS
 from dflop.models.delta_rule import LINEAR, RULE, keep_samples_apart, linear_layers
 from dflop.models.layer_kinds import WITH_HEADS_OF_KINDS, WITH_WINDOWS, kinds_of_layers, window_of
-from dflop.models.packing import packed_attention
+from dflop.models.packing import TokensOfSamples, packed_attention
 from dflop.models.sight import sights
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class Unpadded:
         held = ref(self)
         name = f"{_PREFIX}{next(_NUMBERS)}_{self._before}"
 
+        @torch.compiler.disable
         def attention(
             module: nn.Module,
             query: torch.Tensor,
@@ -204,7 +205,7 @@ class Unpadded:
         found["use_cache"] = False
         bounds = [0, *accumulate(lengths)]
         found["cu_seq_lens_q"] = torch.tensor(bounds, dtype=torch.int32, device=mask.device)
-        found["segment_tokens"] = lengths
+        found["segment_tokens"] = TokensOfSamples(lengths)
         if self._windows:
             # Pictures, where the model is told of them: Hugging Face's sees them whole then alone.
             places_N = (
@@ -360,7 +361,8 @@ def _no_mask(*_: Any, **__: Any) -> None:
 def _real(value: Any, rows: torch.Tensor, batch: int, width: int) -> Any:
     """The real tokens of what has an entry a token: [1, N, ...]; anything else as it is."""
     if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == (batch, width):
-        return value.flatten(0, 1)[rows.to(value.device)][None]
+        # No view: torch.compile would compile a layer once for views and once for other tensors.
+        return value.flatten(0, 1)[rows.to(value.device)[None]]
     return value
 
 

@@ -148,6 +148,8 @@ def _by_sample(function: Callable[..., Any], dim: int, *, takes_bounds: bool) ->
         `ValueError` where the fused form is not given the bounds.
     """
 
+    # It splits by sample: compiled, it would be so for each number of samples.
+    @torch.compiler.disable
     @functools.wraps(function)
     def run(*args: Any, segment_tokens: Sequence[int] | None = None, **kwargs: Any) -> Any:
         sizes = [tokens for tokens in segment_tokens or () if tokens > 0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 PACKED = "dflop_packed"
 """Name of the attention function in transformers' registry."""
@@ -35,6 +36,26 @@ def _find_varlen() -> Callable[..., Any] | None:
     except ImportError:
         return None
     return varlen_attn
+
+
+class TokensOfSamples(Sequence[int]):
+    """Tokens of each sample of a microbatch, as layers hand them on to attention.
+
+    `torch.compile` compiles a layer anew for each length of a list among its arguments, that is, for each
+    number of samples; into an object like this one it does not look.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        """Of each sample, in order."""
+        self._tokens = tuple(tokens)
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self._tokens)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Tokens of the sample at `place`."""
+        return self._tokens[place]
 
 
 # What PyTorch's flash attention requires: widths of a head up to 256, compute capability 8 (Ampere).
