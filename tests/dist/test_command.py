@@ -228,6 +228,7 @@ sys.exit(status if caught is None else 128 + caught)
 """
 
 
+@pytest.mark.some(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("fault", ["command killed", "agent stopped", "agent killed"])
 def test_command_agent_and_ranks_end_together(fault, tmp_path):

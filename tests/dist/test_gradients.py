@@ -89,7 +89,7 @@ CASES += [("blind", layout, "1f1b") for layout in BLIND_LAYOUTS]
 CASES += [in_matrix("blind", layout, "1f1b") for layout in LAYOUTS if layout not in BLIND_LAYOUTS]
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("arm", "layout", "order"), CASES, ids=lambda value: value if isinstance(value, str) else name(value)
 )
@@ -106,7 +106,7 @@ def test_gradients_equal_those_of_one_process(arm, order, layout, model_dir, exp
 DRAWN = [(1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 2, 2), (1, 1, 4), (2, 3, 1)]
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(4)
 # A second list where most ranks wait for each other.
 @pytest.mark.parametrize(
     ("layout", "seed"),

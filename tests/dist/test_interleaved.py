@@ -67,7 +67,7 @@ COVERING = [
 ]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("arm", "layout", "options"), COVERING, ids=name)
 def test_gradients_equal_those_of_one_process(arm, layout, options, model_dir, expected, tmp_path):
     """And so do the weights after three steps."""

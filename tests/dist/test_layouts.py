@@ -259,7 +259,7 @@ def test_frozen_parts_of_a_colocated_layout(sharding, is_frozen, model_dir, orac
     check(plan, schedule_of(llm), model_dir, oracles(is_frozen), tmp_path, is_frozen)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("zero", "recompute"),
     [

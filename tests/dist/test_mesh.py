@@ -71,6 +71,7 @@ def parts_of(plan, model_dir, directory, rank, timeout_s):
     return parts, mesh, meetings
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("layout", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)], ids=str)
 def test_all_that_a_step_needs_is_connected_before(layout, model_dir, tmp_path):
     """No two ranks meet for the first time in a step, where each may wait for something else of the other."""

@@ -62,7 +62,7 @@ def run(layout, tensor, sharding, seed, model_dir, oracle, tmp_path, **more):
     check(plan, schedule, model_dir, oracle, tmp_path)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("layout", "tensor", "sharding"), COVERING, ids=name)
 def test_tensor_parallelism_trains_as_one_process(layout, tensor, sharding, model_dir, oracles, tmp_path):
     """Ranks that share layers: heads, MLP, vocabulary; microbatches of text alone, of nothing; B, I and W."""

@@ -15,8 +15,7 @@ import torch
 from ranks import environment, free_port, results, run_ranks
 from torch import distributed
 
-TOLERANCE = 1e-5
-NUM_RANKS, BATCH_SIZE = 2, 3
+TOLERANCE, NUM_RANKS, BATCH_SIZE = 1e-5, 2, 3
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +47,7 @@ def check(found, expected, num_steps=None):
         assert mine == pytest.approx(losses if num_steps is None else losses[:num_steps], rel=1e-4)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("layout", "num_ranks", "is_padded"),
     [("ddp", 2, True), ("ddp", 4, False), ("fsdp2", 2, False), ("fsdp2", 4, True)],
@@ -436,7 +436,7 @@ def tiny_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.more), 2])
 def test_lightning(accumulation, samples, tmp_path, quiet):
     """Lightning's DDP, and a second fit that goes on from a checkpoint inside the epoch.
 

@@ -95,6 +95,7 @@ def test_weights_decay_as_those_of_the_trainer_but_for_norms_that_it_does_not_se
     assert (by_name != own) == (adapter.family in with_untold)
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("num_stages", [pytest.param(1, marks=pytest.mark.more), 2])
 def test_packed_samples_have_the_gradients_of_hugging_face(family, expected, num_stages):
     _, adapter, samples = family
@@ -223,6 +224,7 @@ def test_buffers_are_those_of_hugging_face(family):
         assert np.array_equal(buffer.numpy(), expected[name].numpy()), name
 
 
+@pytest.mark.some(10)
 def test_example_media_are_what_the_encoder_gives(family):
     _, adapter, _ = family
     encoder = adapter.build_encoder(CPU, FLOAT, SEED)

@@ -26,6 +26,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("only", "expected"),
     [

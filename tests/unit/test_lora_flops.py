@@ -43,6 +43,7 @@ def adapted_layer(name) -> Ran:
     return Ran(run, ran.leaf, True, ran.segments, [layer], ran.constants)
 
 
+@pytest.mark.some(11)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_operations_are_those_of_the_counter(name):
     ran = adapted_layer(name)

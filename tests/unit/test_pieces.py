@@ -391,7 +391,7 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
     )
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", TINY)
 def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
     pieces, _ = tiny(tmp_path, name)

@@ -142,37 +142,6 @@ fn a_model_too_large_for_the_cluster_is_told_how_many_ranks_would_do() {
     assert!(hint.starts_with("raise `cluster.memory_budget_bytes` to ") && !hint.contains("ranks"), "{hint}");
 }
 
-/// Where three ranks are enough it is not said that four are: fewer have no plan, on nodes of as many ranks.
-#[test]
-fn no_more_ranks_are_asked_for_than_are_needed() {
-    let (shapes, profile) = (fixture::shapes(64, 7), fixture::model_profile());
-    let on = |num_ranks: u32, budget| SearchInput {
-        cluster: Cluster { ranks_per_node: num_ranks, ..fixture::cluster(num_ranks, Some(budget)) },
-        only: Only::default(),
-        // As the way out is searched.
-        effort: SearchEffort::Quick,
-        num_sampled_batches: 2,
-        ..input(&shapes, &profile, num_ranks)
-    };
-    let mut told_ranks = Vec::new();
-    for of in [3, 5] {
-        let budget = least_bytes(&shapes, &profile, of, "") + (1 << 20);
-        let asked = on(1, budget);
-        if !search(&asked).unwrap().ranked.is_empty() {
-            continue;
-        }
-        let (_, change, hint) = told(&asked);
-        let Some(Change::Ranks(enough, _)) = change else { panic!("{change:?} {hint}") };
-        assert!(!search(&on(enough, budget)).unwrap().ranked.is_empty(), "{enough} ranks are enough");
-        // Beyond a node, whole nodes alone are named.
-        for fewer in 1..enough.min(9) {
-            assert!(search(&on(fewer, budget)).unwrap().ranked.is_empty(), "{fewer} of {enough} ranks");
-        }
-        told_ranks.push(enough);
-    }
-    assert!(told_ranks.iter().any(|ranks| !ranks.is_power_of_two()), "{told_ranks:?}");
-}
-
 /// More devices than samples: a plan, and a note that says so.
 #[test]
 fn more_ranks_than_samples_are_told() {
@@ -184,4 +153,41 @@ fn more_ranks_than_samples_are_told() {
     assert!(!outcome.ranked.is_empty() && text.contains(note), "{text}");
     let whole = search(&input(&shapes, &profile, 6)).unwrap();
     assert!(!dflop_plan::explain(&whole).contains("fewer than"));
+}
+
+/// Tests that search many times.
+mod more {
+    use super::*;
+
+    /// Where three ranks are enough it is not said that four are: fewer have no plan, on nodes of as many ranks.
+    #[test]
+    #[ignore = "`make test-more` runs it"]
+    fn no_more_ranks_are_asked_for_than_are_needed() {
+        let (shapes, profile) = (fixture::shapes(64, 7), fixture::model_profile());
+        let on = |num_ranks: u32, budget| SearchInput {
+            cluster: Cluster { ranks_per_node: num_ranks, ..fixture::cluster(num_ranks, Some(budget)) },
+            only: Only::default(),
+            // As the way out is searched.
+            effort: SearchEffort::Quick,
+            num_sampled_batches: 2,
+            ..input(&shapes, &profile, num_ranks)
+        };
+        let mut told_ranks = Vec::new();
+        for of in [3, 5] {
+            let budget = least_bytes(&shapes, &profile, of, "") + (1 << 20);
+            let asked = on(1, budget);
+            if !search(&asked).unwrap().ranked.is_empty() {
+                continue;
+            }
+            let (_, change, hint) = told(&asked);
+            let Some(Change::Ranks(enough, _)) = change else { panic!("{change:?} {hint}") };
+            assert!(!search(&on(enough, budget)).unwrap().ranked.is_empty(), "{enough} ranks are enough");
+            // Beyond a node, whole nodes alone are named.
+            for fewer in 1..enough.min(9) {
+                assert!(search(&on(fewer, budget)).unwrap().ranked.is_empty(), "{fewer} of {enough} ranks");
+            }
+            told_ranks.push(enough);
+        }
+        assert!(told_ranks.iter().any(|ranks| !ranks.is_power_of_two()), "{told_ranks:?}");
+    }
 }
