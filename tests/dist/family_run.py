@@ -67,6 +67,7 @@ _TOKENS = {
     "glm4v": ("<|image|>", "<|video|>"),
     "glm4v_moe": ("<|image|>", "<|video|>"),
     "glm46v": ("<|image|>", "<|video|>"),
+    "glm_ocr": ("<|image|>", "<|video|>"),
     "qwen2_audio": ("<|AUDIO|>",),
     "audioflamingo3": ("<sound>",),
     "voxtral": ("[AUDIO]",),

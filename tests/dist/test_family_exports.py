@@ -58,6 +58,7 @@ IN_SUITE = [
     ("glm4v", "projector", (2, 1, 2), "selective"),
     ("glm46v", "lora", (2, 3), "none"),
     ("glm4v_moe", "full", (2, 1, 2), "full"),
+    ("glm_ocr", "full", (1, 1, 1, 2, 2), "none"),
     ("gemma3", "full", (2, 1, 2), "selective"),
     ("gemma3", "lora", (2, 3), "full"),
     ("gemma4", "full", (2, 1, 2), "full"),

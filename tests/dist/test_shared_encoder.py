@@ -158,7 +158,7 @@ def run_case(case, model, num_ranks, rank, steps, references, line=balance_encod
     [
         # Towers of another family, in another's backbone.
         pytest.param(name, 2, marks=pytest.mark.layouts)
-        if name in ("glm4v_moe", "glm46v", "idefics3", "qwen3_vl_moe", "qwen3_5_moe")
+        if name in ("glm4v_moe", "glm46v", "glm_ocr", "idefics3", "qwen3_vl_moe", "qwen3_5_moe")
         else (name, 2)
         for name in FAMILIES
     ]
@@ -283,7 +283,7 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
         SquareTower(SimpleNamespace(config=config))
     with pytest.raises(
         ValueError,
-        match="`Linear` holds no model with an encoder of audioflamingo3, gemma3, glm46v, glm4v, glm4v_moe, idefics3",
+        match="`Linear` holds no model with an encoder of audioflamingo3, gemma3, glm46v, glm4v, glm4v_moe, glm_ocr, idefics3",
     ):
         balance_encoder(torch.nn.Linear(1, 1))
 

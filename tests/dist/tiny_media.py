@@ -231,7 +231,7 @@ STEPS["qwen3_omni_moe"] = [
     [[], [], [], []],
 ]
 # GLM's model takes images or videos in one call.
-STEPS["glm4v"] = STEPS["glm4v_moe"] = STEPS["glm46v"] = [
+STEPS["glm4v"] = STEPS["glm4v_moe"] = STEPS["glm46v"] = STEPS["glm_ocr"] = [
     [
         [("image", 1, 16, 12), ("image", 1, 4, 4)],
         [],

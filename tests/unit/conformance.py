@@ -28,7 +28,7 @@ from dflop.models.adapter import MediaGrid
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
 RATE = 16_000
-OF_IMAGE_TOKENS = ("internvl", "smolvlm", "glm4v", "glm4v_moe", "glm46v")
+OF_IMAGE_TOKENS = ("internvl", "smolvlm", "glm4v", "glm4v_moe", "glm46v", "glm_ocr")
 """Families whose videos have the token of images."""
 UNTOLD_NORM = re.compile(
     r"\.(visual\.(blocks\.\d+\.norm[12]|merger\.ln_q)|vision_(tower|encoder)\.ln_pre)\.weight$"

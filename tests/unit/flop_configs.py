@@ -317,6 +317,20 @@ CONFIGS = {
         },
         "initializer_range": 0.02,
     },
+    "glm_ocr": {
+        "model_type": "glm_ocr",
+        "vision_config": GLM_VISION,
+        "text_config": {
+            **GLM_TEXT,
+            "head_dim": 12,
+            "rope_parameters": {**GLM_TEXT["rope_parameters"], "mrope_section": [1, 1, 1]},
+        },
+    },
+    "glm_ocr no biases": {
+        "model_type": "glm_ocr",
+        "vision_config": {**GLM_VISION, "attention_bias": False},
+        "text_config": GLM_TEXT,
+    },
     "glm46v": {
         "model_type": "glm46v",
         "vision_config": {**GLM_VISION, "attention_bias": True},

@@ -38,6 +38,34 @@ REAL = {
         },
         "tie_word_embeddings": False,
     },
+    # zai-org/GLM-OCR.
+    "glm_ocr": {
+        "vision_config": {
+            "depth": 24,
+            "hidden_size": 1024,
+            "out_hidden_size": 1536,
+            "num_heads": 16,
+            "intermediate_size": 4096,
+            "attention_bias": True,
+        },
+        "text_config": {
+            "model_type": "glm_ocr_text",
+            "hidden_size": 1536,
+            "intermediate_size": 4608,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 59392,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 1.0,
+                "mrope_section": [16, 24, 24],
+            },
+        },
+        "tie_word_embeddings": False,
+    },
     # zai-org/GLM-4.5V.
     "glm4v_moe": {
         "vision_config": {

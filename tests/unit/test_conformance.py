@@ -91,7 +91,16 @@ def test_weights_decay_as_those_of_the_trainer_but_for_norms_that_it_does_not_se
     own = {key for key, _ in model.named_parameters()} - undecayed([model])
     assert own <= by_name
     assert by_name - own == {key for key in by_name if UNTOLD_NORM.search(key)}
-    with_untold = ("qwen2_5_vl", "qwen2_5_omni", "mistral3", "lighton_ocr", "glm4v", "glm4v_moe", "glm46v")
+    with_untold = (
+        "qwen2_5_vl",
+        "qwen2_5_omni",
+        "mistral3",
+        "lighton_ocr",
+        "glm4v",
+        "glm4v_moe",
+        "glm46v",
+        "glm_ocr",
+    )
     assert (by_name != own) == (adapter.family in with_untold)
 
 

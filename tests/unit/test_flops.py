@@ -142,7 +142,7 @@ def encoder_embedding(name):
         return Ran(run, torch.randn(3, 10, 24), False, [12] * 3, parts)
     if is_native(name):
         patches = torch.randn(24, 3 * 2 * 7 * 7)
-        if name.startswith("glm"):
+        if name.startswith("glm4"):
             points = lay_out([(1, 4, 4), (1, 2, 4)], Geometry(2, 7, None, 4, True), torch.device("cpu"))
             run = functools.partial(embed_glm, tower, patches=points, geometry=Geometry(2, 7, None, 4))
             parts = [tower.patch_embed, tower.post_conv_layernorm, tower.embeddings]
@@ -432,7 +432,23 @@ def test_an_encoder_layer_keeps_what_the_rule_says(name):
     )
     # Hugging Face's loop over segments copies their results into one tensor; packed kernels do not.
     copied = ran.leaf.numel() * 4 if is_native(name) else 0
+    if name.startswith("glm_ocr"):
+        # No copies are made for the norms of queries and keys: the product of both, which is kept for the values, is read.
+        copied -= 2 * ran.leaf.numel() * 4
     assert kept_bytes(ran, torch.float32) == ours + copied
+
+
+def test_norms_over_heads_of_an_encoder_keep_copies_in_half_precision():
+    """Beside them the whole product is kept, of which values are a part."""
+    ran, name = encoder_layer("glm_ocr"), "glm_ocr"
+    ours = testing.module_activation_bytes(
+        json.dumps(CONFIGS[name]), "encoder_layer", ran.segments, value_bytes=2
+    )
+    try:
+        ran.parts[0].to(torch.bfloat16)
+        assert kept_bytes(ran, torch.bfloat16) == ours + ran.leaf.numel() * 2
+    finally:
+        ran.parts[0].to(torch.float32)
 
 
 def test_both_forms_of_internvl_are_one():

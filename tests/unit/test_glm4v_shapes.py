@@ -1,4 +1,4 @@
-"""The shape rule of GLM-4.1V, GLM-4.5V and GLM-4.6V equals Hugging Face's processors, integer for integer and letter for letter."""
+"""The shape rule of GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR equals Hugging Face's processors, integer for integer and letter for letter."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from transformers import (
     Glm46VImageProcessorPil,
     Glm46VProcessor,
     Glm46VVideoProcessor,
+    GlmOcrConfig,
     PreTrainedTokenizerFast,
 )
 from transformers.models.glm4v.video_processing_glm4v import smart_resize
@@ -42,6 +43,7 @@ CLASSES = {
     "glm4v": (Glm4vConfig, Glm4vProcessor, Glm4vImageProcessorPil, Glm4vVideoProcessor),
     "glm4v_moe": (Glm4vMoeConfig, Glm4vProcessor, Glm4vImageProcessorPil, Glm4vVideoProcessor),
     "glm46v": (Glm46VConfig, Glm46VProcessor, Glm46VImageProcessorPil, Glm46VVideoProcessor),
+    "glm_ocr": (GlmOcrConfig, Glm46VProcessor, Glm46VImageProcessorPil, Glm46VVideoProcessor),
 }
 SIZE_OF_HUB = {"size": {"shortest_edge": 12_544, "longest_edge": 9_633_792}}
 IMAGE_SETTINGS = {

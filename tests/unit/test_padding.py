@@ -33,7 +33,11 @@ MEDIA = {
     "llava_next": [[(112, 112)], [], [(56, 112), (112, 112)]],
 }
 # GLM's model takes images or videos in one call.
-MEDIA["glm4v"] = MEDIA["glm4v_moe"] = MEDIA["glm46v"] = [MEDIA["qwen2_vl"][0], [], [("image", 1, 8, 6)]]
+MEDIA["glm4v"] = MEDIA["glm4v_moe"] = MEDIA["glm46v"] = MEDIA["glm_ocr"] = [
+    MEDIA["qwen2_vl"][0],
+    [],
+    [("image", 1, 8, 6)],
+]
 MEDIA["qwen3_5"] = MEDIA["qwen3_5_moe"] = MEDIA["qwen2_5_vl"] = MEDIA["qwen3_vl"] = MEDIA["qwen3_vl_moe"] = (
     MEDIA["qwen2_vl"]
 )

@@ -40,7 +40,7 @@ from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
-ONE_GATE = ("glm4v", "glm46v")
+ONE_GATE = ("glm4v", "glm46v", "glm_ocr")
 """Families whose MLP has one map for gate and up."""
 
 
@@ -255,6 +255,8 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         # Without 2,364 numbers that do not train.
         ("gemma4", 31_273_088_876 - 60 - 2 * 1_152 + 262_144 * 5_376),
         ("glm4v", 10_292_777_472),
+        # Without the layer that predicts a second token: a layer, the embedding and head, norms and a map of its own.
+        ("glm_ocr", 1_325_258_240 - 30_676_992 - 2 * 59_392 * 1_536 - 3 * 1_536 - 2 * 1_536**2),
         # Without its correction biases; a layer without experts counts as one with them.
         ("glm4v_moe", 107_710_933_120 - 45 * 128 + (129 * 3 * 1_408 + 128 - 3 * 10_944) * 4_096),
         ("qwen2_vl", 8_291_375_616),
@@ -280,6 +282,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     layers = {
         "internvl": 24,
         "glm4v": 24,
+        "glm_ocr": 24,
         "glm4v_moe": 24,
         "smolvlm": 27,
         "gemma3": 27,
@@ -294,6 +297,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     sounds = {"sound_layer": 32} if name in OMNI else {}
     backbone = {
         "glm4v": 40,
+        "glm_ocr": 16,
         "glm4v_moe": 46,
         "smolvlm": 24,
         "gemma3": 34,

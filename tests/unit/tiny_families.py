@@ -167,6 +167,11 @@ TINY = {
     },
     "glm4v": _GLM,
     "glm4v_moe": _GLM_MOE,
+    "glm_ocr": {
+        **_GLM,
+        "vision_config": {**_GLM["vision_config"], "attention_bias": True},
+        "text_config": {**_GLM["text_config"], "model_type": "glm_ocr_text", "head_dim": 12},
+    },
     "glm46v": {**_GLM, "vision_config": {**_GLM["vision_config"], "attention_bias": True, "depth": 2}},
     "internvl": {
         "vision_config": _INTERNVIT,

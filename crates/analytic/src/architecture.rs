@@ -116,6 +116,8 @@ pub struct Encoder {
     pub has_position_lookup: bool,
     /// Whether queries and keys go through RMS norms over the whole width.
     pub has_qk_norm: bool,
+    /// Whether each head of queries and keys goes through a norm (GLM-OCR).
+    pub has_head_norm: bool,
     /// Whether each head of queries, keys and values goes through a norm, and so does what attention and MLP add (Gemma 4).
     pub has_more_norms: bool,
     /// Whether a learnt factor scales what attention and MLP add.

@@ -253,6 +253,28 @@ pub(super) const GLM4V_TEXT: &[(&str, u64)] = &[
     ("num_attention_heads", 32),
     ("num_key_value_heads", 2),
 ];
+/// `GlmOcrVisionConfig` (`models/glm_ocr/configuration_glm_ocr.py`).
+pub(super) const GLM_OCR_VISION: &[(&str, u64)] = &[
+    ("depth", 24),
+    ("hidden_size", 1_024),
+    ("intermediate_size", 4_096),
+    ("num_heads", 16),
+    ("in_channels", 3),
+    ("image_size", 336),
+    ("patch_size", 14),
+    ("spatial_merge_size", 2),
+    ("temporal_patch_size", 2),
+    ("out_hidden_size", 1_536),
+];
+/// `GlmOcrTextConfig`; an absent `head_dim` is the width over the heads.
+pub(super) const GLM_OCR_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 59_392),
+    ("hidden_size", 1_024),
+    ("intermediate_size", 4_096),
+    ("num_hidden_layers", 16),
+    ("num_attention_heads", 16),
+    ("num_key_value_heads", 8),
+];
 /// `Glm4vMoeTextConfig` (`models/glm4v_moe/configuration_glm4v_moe.py`); an absent `head_dim` is the width over the heads.
 pub(super) const GLM4V_MOE_TEXT: &[(&str, u64)] = &[
     ("vocab_size", 151_424),

@@ -294,6 +294,13 @@ impl Encoder {
             });
             operations.splice(num_before..num_before, norms);
         }
+        if self.has_head_norm {
+            let norm = Operation {
+                rows: Rows { factor: self.num_heads, ..Rows::EACH },
+                kind: Kind::Norm(self.norm, width / self.num_heads),
+            };
+            operations.splice(num_before..num_before, [norm; 2]);
+        }
         Module {
             name: if is_window { ModelProfile::WINDOW_LAYER } else { "encoder_layer" },
             count: if is_window { self.num_window_layers } else { self.num_layers - self.num_window_layers },

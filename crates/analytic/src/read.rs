@@ -22,12 +22,13 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 25] = [
+pub const FAMILIES: [&str; 26] = [
     "gemma3",
     "gemma4",
     "glm4v",
     "glm4v_moe",
     "glm46v",
+    "glm_ocr",
     "idefics3",
     "smolvlm",
     "lighton_ocr",
@@ -67,7 +68,7 @@ impl Architecture {
             "llava" | "llava_next" => llava(config, found),
             "gemma3" => gemma3::read(config),
             "gemma4" => gemma4::read(config),
-            "glm4v" | "glm4v_moe" | "glm46v" => glm4v::read(config, found),
+            "glm4v" | "glm4v_moe" | "glm46v" | "glm_ocr" => glm4v::read(config, found),
             "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),
@@ -230,6 +231,7 @@ fn tiles(vision: &Section, num_class_tokens: u64, has_patch_bias: bool) -> Resul
         num_kept_copies: 0,
         has_position_lookup: true,
         has_qk_norm: false,
+        has_head_norm: false,
         has_more_norms: false,
         has_layer_scale: false,
         has_rotation: false,
@@ -341,6 +343,7 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
         num_kept_copies: if is_chat && vision.flag(qk, false)? { 2 } else { 0 },
         has_position_lookup: false,
         has_qk_norm: vision.flag(qk, false)?,
+        has_head_norm: false,
         has_layer_scale: true,
         num_table_parameters: positions + width + mask_token,
         num_unread_parameters: if has_last_norm { 2 * width } else { 0 },
@@ -413,6 +416,7 @@ fn qwen_vl(
         num_kept_copies: 2,
         has_position_lookup: false,
         has_qk_norm: false,
+        has_head_norm: false,
         has_more_norms: false,
         has_layer_scale: false,
         has_rotation: true,

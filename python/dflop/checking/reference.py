@@ -385,6 +385,7 @@ _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "glm46v": _glm4v,
     "glm4v": _glm4v,
     "glm4v_moe": _glm4v,
+    "glm_ocr": _glm4v,
     "idefics3": _idefics3,
     "internvl": _internvl,
     "llava": _llava,

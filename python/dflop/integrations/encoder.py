@@ -232,7 +232,7 @@ def balance_encoder(
 
     Args:
         model: LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision, InternVL, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2-Audio,
-            GLM-4.1V, GLM-4.5V, GLM-4.6V, Gemma 3, Audio Flamingo 3, Voxtral, Qwen2.5-Omni or
+            GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR, Gemma 3, Audio Flamingo 3, Voxtral, Qwen2.5-Omni or
             Qwen3-Omni (their thinkers), Idefics3, SmolVLM or Mistral3 of transformers.
         group: the data-parallel ranks, or a mesh of one dimension; None: all ranks. Without a process group,
             or of one rank, there is nothing to share and the model runs as it was.

@@ -121,6 +121,15 @@ class GlmTower(PatchTower):
         return int(vision.hidden_size), int(vision.out_hidden_size) * 3
 
 
+class GlmOcrTower(PatchTower):
+    """GLM-OCR: the width of a block's MLP stands in the configuration."""
+
+    def widths(self) -> tuple[int, int]:
+        """As of the base class."""
+        vision = self.config.vision_config
+        return int(vision.hidden_size), int(vision.intermediate_size) * 3
+
+
 class PlainPatchTower(PatchTower):
     """Qwen3.5: blocks with a plain MLP, whose width stands in the configuration."""
 
@@ -250,6 +259,7 @@ TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "glm4v": (GlmTower,),
     "glm4v_moe": (GlmTower,),
     "glm46v": (GlmTower,),
+    "glm_ocr": (GlmOcrTower,),
     "llava": (SquareTower,),
     "llava_next": (OneKindTower,),
     "llava_onevision": (TileTower,),

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from dflop.models.sums import Sums
     from dflop.models.tensor import TensorRank
 
-WITH_NORMS_AFTER = ("glm4v_text",)
+WITH_NORMS_AFTER = ("glm4v_text", "glm_ocr_text")
 """`model_type` of the backbones that have one map for gate and up, and norms after attention and MLP."""
 TEXT_MODELS = (
     "llama",

@@ -54,6 +54,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         num_kept_copies: 0,
         has_position_lookup: true,
         has_qk_norm: false,
+        has_head_norm: false,
         has_more_norms: true,
         has_layer_scale: false,
         has_rotation: true,

@@ -1,12 +1,12 @@
 //! GLM-4.1V and GLM-4.6V: patches of the picture's own size with learnt positions, merged four to one by a convolution; a
 //! backbone with a norm before and after attention and MLP. GLM-4.5V has the backbone of GLM-4.5, whose layers have experts,
-//! all but the first.
+//! all but the first. GLM-OCR has no learnt positions, and norms over the heads of its encoder.
 
 use super::{TIED, kept_activations, llm, rotated_size, section};
 use crate::architecture::{
     Architecture, Encoder, Experts, Llm, MlpKind, NormKind, Patches, Projector, Router,
 };
-use crate::defaults::{GLM4V_MOE_TEXT, GLM4V_TEXT, GLM4V_VISION};
+use crate::defaults::{GLM_OCR_TEXT, GLM_OCR_VISION, GLM4V_MOE_TEXT, GLM4V_TEXT, GLM4V_VISION};
 use crate::error::AnalyticError;
 use crate::fields::Section;
 use serde_json::Value;
@@ -15,13 +15,19 @@ use serde_json::Value;
 ///
 /// Not counted: the sum of sixteen rows of the table that is the position of a patch.
 pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
-    let vision = section(config, "vision_config", GLM4V_VISION)?;
-    let has_experts = family == "glm4v_moe";
+    let (has_experts, is_ocr) = (family == "glm4v_moe", family == "glm_ocr");
+    let [of_vision, of_text] = match family {
+        "glm4v_moe" => [GLM4V_VISION, GLM4V_MOE_TEXT],
+        "glm_ocr" => [GLM_OCR_VISION, GLM_OCR_TEXT],
+        _ => [GLM4V_VISION, GLM4V_TEXT],
+    };
+    // GLM-4.6V has the parts of GLM-4.1V.
+    let stem = if family == "glm46v" { "glm4v" } else { family };
+    let vision = section(config, "vision_config", of_vision)?;
     // Files of the hub name the whole model there.
-    let kinds = if has_experts { ["glm4v_moe_vision", "glm4v_moe"] } else { ["glm4v_vision", "glm4v"] };
-    vision.must_be("model_type", &kinds)?;
-    let text = section(config, "text_config", if has_experts { GLM4V_MOE_TEXT } else { GLM4V_TEXT })?;
-    text.must_be("model_type", &[if has_experts { "glm4v_moe_text" } else { "glm4v_text" }])?;
+    vision.must_be("model_type", &[&format!("{stem}_vision"), stem])?;
+    let text = section(config, "text_config", of_text)?;
+    text.must_be("model_type", &[&format!("{stem}_text")])?;
     let llm = if has_experts { sparse(config, &text)? } else { backbone(config, &text, family)? };
     let width = vision.count("hidden_size")?;
     let num_heads = vision.count("num_heads")?;
@@ -36,23 +42,25 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         return Err(vision.error("image_size", "must be at least `patch_size`"));
     }
     let values = vision.count("in_channels")? * vision.count("temporal_patch_size")? * side * side;
+    let has_biases = vision.flag("attention_bias", is_ocr)?;
     let encoder = Encoder {
         num_layers: vision.count("depth")?,
         num_window_layers: 0,
         num_unread_layers: 0,
         width,
         num_heads,
-        // The layers' own; `intermediate_size` is that of the MLP behind them.
-        mlp_width: out,
+        // Of the others `intermediate_size` is that of the MLP behind the layers.
+        mlp_width: if is_ocr { vision.count("intermediate_size")? } else { out },
         mlp: MlpKind::Gated,
         num_kept_activations: kept_activations(&vision, "hidden_act", "silu"),
         norm: NormKind::Rms,
-        num_qkv_biases: if vision.flag("attention_bias", false)? { 3 } else { 0 },
-        has_other_biases: false,
+        num_qkv_biases: if has_biases { 3 } else { 0 },
+        has_other_biases: is_ocr && has_biases,
         has_one_qkv_product: true,
         num_kept_copies: 2,
-        has_position_lookup: true,
+        has_position_lookup: !is_ocr,
         has_qk_norm: false,
+        has_head_norm: is_ocr,
         has_more_norms: false,
         has_layer_scale: false,
         has_rotation: true,
@@ -61,8 +69,8 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         num_class_tokens: 0,
         window_tokens: None,
         unit_tokens: merge * merge,
-        num_table_parameters: per_side * per_side * width,
-        has_norm_before: true,
+        num_table_parameters: if is_ocr { 0 } else { per_side * per_side * width },
+        has_norm_before: !is_ocr,
         num_unread_parameters: 0,
     };
     let projector = Projector {
@@ -73,7 +81,12 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         num_dropped_tokens: 0,
         reduced_width: None,
         inner_width: None,
-        gated_width: Some(vision.count("intermediate_size")?),
+        gated_width: Some(if is_ocr {
+            // As its class has it: three times the backbone's width, of three channels.
+            out * vision.count("in_channels")?
+        } else {
+            vision.count("intermediate_size")?
+        }),
         has_bias: false,
         num_table_parameters: 0,
         num_deep_layers: 0,
@@ -81,17 +94,25 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
     Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }
 
-/// The backbone; its products of queries, keys and values have biases whatever the file says.
+/// The backbone. Its products of queries, keys and values have biases whatever the file says; those of GLM-OCR have none.
 fn backbone(config: &Value, text: &Section, family: &str) -> Result<Llm, AnalyticError> {
     let whole = Section { path: "", object: config, defaults: &[] };
+    let is_ocr = family == "glm_ocr";
     let llm = llm(config, text, true)?;
-    if llm.head_size * llm.num_heads != llm.width {
+    if !is_ocr && llm.head_size * llm.num_heads != llm.width {
         return Err(text.error("head_dim", "must be `hidden_size` over `num_attention_heads`"));
     }
     // GLM-4.6V does not ask the backbone.
     let is_tied = if family == "glm46v" { whole.flag(TIED, false)? } else { llm.is_tied };
     let rotated_size = rotated_size(text, llm.head_size, 1.0)?;
-    Ok(Llm { is_tied, rotated_size, has_one_gate_product: true, has_norm_after: true, ..llm })
+    Ok(Llm {
+        is_tied,
+        has_qkv_bias: !is_ocr,
+        rotated_size,
+        has_one_gate_product: true,
+        has_norm_after: true,
+        ..llm
+    })
 }
 
 /// The backbone of GLM-4.5V. What its file says of a norm over heads (`use_qk_norm`) its class does not read.

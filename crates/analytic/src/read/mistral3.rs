@@ -57,6 +57,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         num_kept_copies: 0,
         has_position_lookup: false,
         has_qk_norm: false,
+        has_head_norm: false,
         has_more_norms: false,
         has_layer_scale: false,
         has_rotation: true,

@@ -92,6 +92,7 @@ pub(super) fn sounds(audio: &Section, llm_width: u64) -> Result<(Encoder, Projec
         num_kept_copies: 0,
         has_position_lookup: false,
         has_qk_norm: false,
+        has_head_norm: false,
         has_more_norms: false,
         has_layer_scale: false,
         has_rotation: false,

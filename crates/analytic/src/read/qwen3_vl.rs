@@ -54,6 +54,7 @@ pub(super) fn tower(
         num_kept_copies: 2,
         has_position_lookup: true,
         has_qk_norm: false,
+        has_head_norm: false,
         has_more_norms: false,
         has_layer_scale: false,
         has_rotation: true,

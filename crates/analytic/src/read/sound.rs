@@ -117,6 +117,7 @@ fn whole(
         num_kept_copies: 1,
         has_position_lookup: false,
         has_qk_norm: false,
+        has_head_norm: false,
         has_more_norms: false,
         has_layer_scale: false,
         has_rotation: false,

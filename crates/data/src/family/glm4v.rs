@@ -1,4 +1,4 @@
-//! The shape rule of GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures in patches of 14, videos with a time after each frame pair.
+//! The shape rule of GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR: pictures in patches of 14, videos with a time after each frame pair.
 //!
 //! An image is as in Qwen2-VL, but sides shorter than a feature are scaled up first, and its pixels count twice, as those of
 //! a frame pair. The pixels of a video count over all its frames. Each frame pair is one encoder segment, and an image to the
@@ -35,8 +35,12 @@ use crate::media::MediaKind;
 use serde_json::Value;
 
 /// Values of `model_type`, with the processors that a model has whose files name none.
-const FAMILIES: [(&str, Generation); 3] =
-    [("glm4v", Generation::First), ("glm4v_moe", Generation::First), ("glm46v", Generation::Second)];
+const FAMILIES: [(&str, Generation); 4] = [
+    ("glm4v", Generation::First),
+    ("glm4v_moe", Generation::First),
+    ("glm46v", Generation::Second),
+    ("glm_ocr", Generation::Second),
+];
 /// Configuration, image processor and video processor alike.
 const PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };
 /// Of the image processor where its file does not say; over the two frames that an image counts as.
@@ -56,7 +60,7 @@ const IMAGE_PROCESSORS: [&str; 6] = [
 const BEGIN: &str = "<|begin_of_image|>";
 const END: &str = "<|end_of_image|>";
 
-/// The shape rule of a GLM-4.1V, GLM-4.5V or GLM-4.6V model.
+/// The shape rule of a GLM-4.1V, GLM-4.5V, GLM-4.6V or GLM-OCR model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Glm4v {
     /// The `model_type`.
@@ -336,7 +340,7 @@ mod tests {
         /// Whatever a file claims: an answer or an error, and no list longer than what we read at most.
         #[test]
         fn no_clip_panics_or_floods(
-            model_type in prop::sample::select(vec!["glm4v", "glm46v"]),
+            model_type in prop::sample::select(vec!["glm4v", "glm46v", "glm_ocr"]),
             height in prop::sample::select(vec![0, 1, 27, 480, 65_535, u32::MAX]),
             width in prop::sample::select(vec![0, 1, 33, 640, 65_536, u32::MAX]),
             num_frames in prop::sample::select(vec![0, 1, 2, 3, 500, FRAMES_MAX, FRAMES_MAX + 1, 1 << 32, u64::MAX]),

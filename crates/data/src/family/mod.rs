@@ -224,12 +224,13 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 24] = [
+const FAMILIES: [(&str, Maker); 25] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("gemma4", |files| Gemma4::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v_moe", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("glm46v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
+    ("glm_ocr", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
     ("internvl", |files| {
         InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)

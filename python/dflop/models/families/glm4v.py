@@ -95,7 +95,7 @@ class Glm4v(PatchFamily):
         return self.vision.hidden_size
 
     @property
-    def grid_side(self) -> int:
+    def grid_side(self) -> int | None:
         """See `PatchFamily.grid_side`."""
         return self.vision.image_size // self.vision.patch_size
 
