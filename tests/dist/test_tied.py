@@ -13,13 +13,16 @@ from demo_run import lines, python, request, run_training
 from lists import random_lists
 from ranks import results, run_ranks
 from test_gradients import AWARE, check, name, one_process
+from test_layouts import PLACED, Oracle, frozen_none
+from test_layouts import check as check_steps
+from test_resume import config as config_of_checkpoints
+from test_resume import kept, run, tensors
 from test_training import config_with, keep_weights, layout_of, make
 from test_weights import DECAY, RATE, PlainLoop, export
 from toy_run import RankParts, make_schedule, warm_model_dir, write_plan
 from transformers import LlavaOnevisionForConditionalGeneration
 
 from dflop.models import load_adapter
-from dflop.runtime.failure import RankError
 
 TOLERANCE = 1e-5
 """Of each parameter's change, in its norm; a gradient without the other end's part is off by more than a tenth."""
@@ -84,19 +87,32 @@ def test_the_norm_counts_it_once(layout, model_dir, expected, tmp_path):
     )
 
 
-def test_states_that_are_cut_refuse_it(model_dir, tmp_path):
-    """ZeRO cuts a stage among its own replicas, which the other end is none of."""
-    plan = write_plan(tmp_path / "plan.json", 1, 2, 2, 4, zero=1)
+@pytest.fixture(scope="module")
+def oracle(model_dir, tmp_path_factory):
+    """What Hugging Face's model gives, and three steps of AdamW."""
+    return Oracle(model_dir, tmp_path_factory.mktemp("oracle"), frozen_none)
 
-    def rank(index):
-        if index == 0:
-            # The encoder's, with nothing to share.
-            RankParts(plan, model_dir, tmp_path / "store", index)
-            return
-        with pytest.raises(RankError, match="stage . shares parameters with ranks that hold another stage"):
-            RankParts(plan, model_dir, tmp_path / "store", index)
 
-    assert len(results(run_ranks(plan.num_ranks, rank, tmp_path))) == 5
+CUT = [
+    ((1, 2, 2), {"zero": 1}),
+    # Ranks of a stage side by side, more of one component than of the other.
+    ((1, 3, 2), {"zero": 2, "rank_order": "tp-dp-pp"}),
+    # Chunks: the embedding is in the first of a rank, the head in the last of another.
+    ((2, 2, 2), {"zero": 2, "llm_interleave": 2}),
+    ((2, 4, 2), {"zero": 1, "shard_ranks": 2}),
+    # Both ends have half of the rows, each cut over two ranks.
+    ((1, 2, 2), {"zero": 1, "llm_tp": 2}),
+]
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize(("layout", "options"), CUT, ids=str)
+def test_states_that_are_cut_at_both_ends_train_as_one_process(layout, options, model_dir, oracle, tmp_path):
+    """ZeRO cuts each end among its own replicas: gradients, their norm and the weights after three steps."""
+    encoder_dp, llm_dp, llm_pp = layout
+    llm = PLACED["uneven", llm_dp]
+    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), **options)
+    check_steps(plan, make_schedule(llm, encoder_dp), model_dir, oracle, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +154,7 @@ def planned(demo, tmp_path):
 @pytest.mark.parametrize(
     # The first is the second without replicas.
     "layout",
-    [pytest.param((1, 1, 2), marks=pytest.mark.layouts), (1, 2, 2), None],
+    [(1, 2, 2, {"zero": 1}), pytest.param((1, 1, 2), marks=pytest.mark.layouts), (1, 2, 2), None],
     ids=str,
 )
 def test_an_export_of_three_steps_is_that_of_a_plain_loop(layout, demo, tmp_path, monkeypatch):
@@ -171,3 +187,33 @@ def test_an_export_of_three_steps_is_that_of_a_plain_loop(layout, demo, tmp_path
         way = float((wanted - before)[is_told].norm())
         grain = torch.finfo(torch.float32).eps * float(wanted[is_told].norm())
         assert float((found.detach() - wanted)[is_told].norm()) <= max(TOLERANCE * way, grain), key
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("layout", [(1, 3, 2, {"zero": 2}), (1, 1, 2), (2, 1)], ids=str)
+def test_other_replicas_go_on_from_states_that_are_cut_at_both_ends(layout, demo, tmp_path):
+    """The checkpoint has the matrix once, though the shards of both ends are of it."""
+
+    def trained(name, layout, **changes):
+        (tmp_path / name).mkdir()
+        asked = layout_of(demo, tmp_path / name, layout) | {"config": config_of_checkpoints(demo)}
+        run(demo, tmp_path / name / "run", tmp_path / name, **asked, **changes)
+        return tmp_path / name / "run"
+
+    first = trained("first", (1, 2, 2, {"zero": 1}))
+    second = trained("second", layout, resume=str(first / "checkpoints/step-2"))
+    for here, there in zip(kept(second), kept(first)[2:], strict=True):
+        assert here["loss"] == pytest.approx(there["loss"], rel=1e-5)
+        assert here["grad_norm"] == pytest.approx(there["grad_norm"], rel=1e-4)
+    start, before, after = (
+        tensors(path / "checkpoints" / step)
+        for path, step in ((first, "step-2"), (first, "step-5"), (second, "step-5"))
+    )
+    of_model = {name for name in before if not name.startswith("random")}
+    assert of_model == {name for name in after if not name.startswith("random")}
+    assert f"model.{EMBEDDING}" in of_model
+    assert "model.lm_head.weight" not in of_model
+    for key in (f"model.{EMBEDDING}", f"optimizer.{EMBEDDING}.exp_avg"):
+        way = float((before[key] - start[key]).norm())
+        assert way > 0
+        assert float((after[key] - before[key]).norm()) <= 1e-3 * way, key

@@ -360,17 +360,20 @@ impl CostModel {
     }
 
     /// As [`CostModel::sharded_encoder_tail`], of a rank of one stage of the LLM backbone. The first and the last of several
-    /// stages also sum the gradient of a matrix that embedding and head share, over the replicas of both.
+    /// stages also sum the gradient of a matrix that embedding and head share: over the replicas of both, or, where each
+    /// stage has cut it, each part of it over the two ranks that hold this part.
     pub fn sharded_stage_tail(&self, stage: StageLayers, sharding: Sharding) -> Transfer {
         let mut held = self.held_by_stage(stage);
         if !self.is_tied || stage.is_first == stage.is_last {
             return self.sharded_tail(held, sharding);
         }
-        let shared_bytes = self.embedding.gradient_bytes;
+        let mut shared_bytes = self.embedding.gradient_bytes;
         let mut both = Group { first: sharding.first, num_ranks: 2, stride: sharding.stride };
         if sharding.zero == Zero::Nothing {
             held.gradient_bytes -= shared_bytes.min(held.gradient_bytes);
             both.num_ranks *= sharding.replicas;
+        } else {
+            shared_bytes = shared_bytes.div_ceil(u64::from(sharding.degree.max(1)));
         }
         let mut tail = self.sharded_tail(held, sharding);
         if shared_bytes > 0 {

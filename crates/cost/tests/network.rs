@@ -3,7 +3,7 @@
 use crate::fixture;
 use crate::fixture::profile;
 use dflop_cost::{Basis, CostError, CostModel, CostSettings, Sharding, StageLayers, Transfer};
-use dflop_types::{Collective, LinkSpan, MessagePoint, ModelProfile, Network, Trained};
+use dflop_types::{Collective, LinkSpan, MessagePoint, ModelProfile, Network, Trained, Zero};
 
 fn model(network: Network) -> CostModel {
     CostModel::new(&dflop_types::ModelProfile { network, ..profile() }).unwrap()
@@ -80,6 +80,10 @@ fn ends_that_share_a_matrix_sum_its_gradient() {
     assert_eq!(tail(&tied, layers, 2), tail(&apart, layers, 2));
     assert!(tail(&tied, whole, 2) <= tail(&apart, whole, 2));
     assert_eq!(tail(&frozen, end, 2), 0);
+    // Cut: each of two replicas sums its half with the rank that has the same half at the other end.
+    let cut = |model: &CostModel, dp| model.sharded_stage_tail(end, Sharding::whole(Zero::States, dp)).ns;
+    assert_eq!(cut(&tied, 2), cut(&apart, 2) + ring(2, shared_bytes / 2));
+    assert_eq!(cut(&tied, 1), cut(&apart, 1) + ring(2, shared_bytes));
 }
 
 #[test]

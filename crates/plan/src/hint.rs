@@ -43,7 +43,6 @@ impl Outcome {
             Rejection::StagesExceedLayers { .. } => {
                 Some("raise `global_batch_size`, so that the ranks can be LLM replicas".to_owned())
             }
-            Rejection::TiedStages { .. } => Some("ask for `llm.pp=1` or `zero=0` (`--only`)".to_owned()),
             Rejection::GroupAcrossNodes { .. } => Some(
                 "ask for tensor parallel degrees (`--only`) and encoder replicas that divide the ranks of a node"
                     .to_owned(),
@@ -65,7 +64,6 @@ impl Outcome {
             Rejection::StagesExceedLayers { .. }
             | Rejection::ChunksExceedLayers { .. }
             | Rejection::RecomputeExceedsStage { .. }
-            | Rejection::TiedStages { .. }
             | Rejection::GroupAcrossNodes { .. } => (2, 0),
             Rejection::Bound | Rejection::Estimate => (3, 0),
         };
@@ -102,9 +100,6 @@ impl Outcome {
             }
             Some(Rejection::GroupAcrossNodes { ranks_per_node }) => {
                 of("cluster.ranks_per_node", (*ranks_per_node).into())
-            }
-            Some(Rejection::TiedStages { .. }) => {
-                "the model's head, which is tied to its embedding".to_owned()
             }
             Some(Rejection::Bound | Rejection::Estimate) | None => {
                 of("cluster.num_ranks", self.num_ranks.into())

@@ -4,7 +4,6 @@
 use crate::input::SearchInput;
 use crate::only::Only;
 use dflop_cost::CostModel;
-use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
 use dflop_types::{Component, ComponentLayout, Layout, PipelineOrder, Recomputation, Rejection, Zero};
 use std::collections::BTreeSet;
 
@@ -172,8 +171,6 @@ pub(crate) struct Rules<'a> {
     pub(crate) ranks: [u32; 2],
     /// Layers of encoder and LLM backbone.
     pub(crate) layers: [u32; 2],
-    /// Whether embedding and head are one matrix.
-    pub(crate) is_tied: bool,
     /// Samples of a global batch.
     pub(crate) global_batch_size: u32,
     /// The one number of microbatches to take, if given.
@@ -190,7 +187,6 @@ impl<'a> Rules<'a> {
         Self {
             ranks: [input.cluster.num_ranks, input.cluster.ranks_per_node],
             layers: [model.num_encoder_layers(), model.num_llm_layers()],
-            is_tied: model.is_tied(),
             global_batch_size: input.global_batch_size,
             num_microbatches: input.num_microbatches,
             order: input.first_order(),
@@ -265,10 +261,6 @@ impl<'a> Rules<'a> {
         if !groups_within_nodes(layout, ranks_per_node) {
             return Some(Rejection::GroupAcrossNodes { ranks_per_node });
         }
-        let zero = self.only.zero().filter(|zero| PIPELINE_SHARDINGS.contains(zero)).unwrap_or_default();
-        if !has_llm_stages(self.is_tied, &Layout { zero, ..*layout }) {
-            return Some(Rejection::TiedStages { stages: layout.llm.pp });
-        }
         let fewest = u64::from(self.num_microbatches.unwrap_or(1)) * u64::from(layout.llm.dp);
         let buckets = u32::try_from(fewest).unwrap_or(u32::MAX);
         let global_batch_size = self.global_batch_size;
@@ -286,7 +278,6 @@ mod tests {
     fn space(
         ranks: [u32; 2],
         layers: [u32; 2],
-        is_tied: bool,
         global_batch_size: u32,
         num_microbatches: Option<u32>,
         only: &str,
@@ -295,7 +286,6 @@ mod tests {
         let rules = Rules {
             ranks,
             layers,
-            is_tied,
             global_batch_size,
             num_microbatches,
             order: PipelineOrder::OneFOneB,
@@ -321,7 +311,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_rejected_by_name() {
         // 3 ranks, 1 layer, 1 sample: pp 2 exceeds the layers, dp 2 exceeds the samples.
-        let space = space([3, 8], [1, 1], false, 1, None, "");
+        let space = space([3, 8], [1, 1], 1, None, "");
         assert_eq!(space.candidates.len(), 1);
         assert_eq!(
             space.rejections,
@@ -336,7 +326,7 @@ mod tests {
     /// than layers.
     #[test]
     fn encoder_stages_are_those_asked_for() {
-        let of = |layers, only: &str| space([5, 8], [layers, 8], false, 64, Some(4), only);
+        let of = |layers, only: &str| space([5, 8], [layers, 8], 64, Some(4), only);
         let degrees = |space: Space| -> Vec<[u32; 4]> {
             let of =
                 |c: &Candidate| [c.layout.encoder.pp, c.layout.encoder.dp, c.layout.llm.pp, c.layout.llm.dp];
@@ -359,7 +349,7 @@ mod tests {
     /// Tensor groups have the sizes that are asked for, and each group is inside a node. There are 7 ranks.
     #[test]
     fn tensor_groups_are_those_asked_for_and_stand_on_one_node() {
-        let of = |node, only: &str| space([7, node], [2, 8], false, 64, Some(4), only);
+        let of = |node, only: &str| space([7, node], [2, 8], 64, Some(4), only);
         let degrees = |space: &Space| -> Vec<[u32; 5]> {
             let of = |c: &Candidate| {
                 let (encoder, llm) = (c.layout.encoder, c.layout.llm);
@@ -375,17 +365,6 @@ mod tests {
         let split = of(4, "llm.tp=2");
         assert_eq!(degrees(&split), [[1, 5, 2, 1, 1]]);
         assert_eq!(split.rejections, vec![Rejection::GroupAcrossNodes { ranks_per_node: 4 }; 4]);
-    }
-
-    #[test]
-    fn a_tied_head_that_zero_cuts_stays_with_its_embedding() {
-        let of = |is_tied, only: &str| space([7, 8], [2, 8], is_tied, 64, Some(4), only);
-        let stages = |space: &Space| space.candidates.iter().map(|c| c.layout.llm.pp).collect::<Vec<_>>();
-        for asked in ["", "llm.tp=2", "zero=0", "zero=3"] {
-            assert_eq!(stages(&of(true, asked)), stages(&of(false, asked)));
-        }
-        let cut = of(true, "zero=1");
-        assert_eq!(cut.rejections, [2, 3, 2].map(|stages| Rejection::TiedStages { stages }));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::rank_order::rank_orders;
 use crate::rough::{AMPLE, BatchSizes, rooms};
 use crate::space::{Candidate, Rules, Space, colocated_shardings, layouts_with};
 use dflop_cost::{CostModel, RankRole, Sharding};
-use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
+use dflop_step::PIPELINE_SHARDINGS;
 use dflop_types::{Component, ComponentLayout, Layout, Recomputation, Zero};
 use rayon::prelude::*;
 use std::collections::{BTreeSet, HashMap};
@@ -281,13 +281,12 @@ pub(crate) fn ways(
 /// memory.
 fn shardings(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec<Layout> {
     let of = |zero| Layout { zero, ..*layout };
-    let is_able = |layout: &Layout| has_llm_stages(model.is_tied(), layout);
     if let Some(zero) = input.only.zero() {
-        return PIPELINE_SHARDINGS.into_iter().filter(|&able| able == zero).map(of).filter(is_able).collect();
+        return PIPELINE_SHARDINGS.into_iter().filter(|&able| able == zero).map(of).collect();
     }
     // In pipelines ZeRO-2 takes as much time and memory as ZeRO-1, so it need not be tried.
     let [whole, cut] = [of(Zero::Nothing), of(Zero::States)];
-    if layout.encoder.dp.max(layout.llm.dp) == 1 || !is_able(&cut) {
+    if layout.encoder.dp.max(layout.llm.dp) == 1 {
         return vec![whole];
     }
     let [of_whole, of_cut] = [ends(input, model, &whole), ends(input, model, &cut)];

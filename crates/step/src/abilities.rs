@@ -3,7 +3,7 @@
 //! [`crate::StepSettings::stages`] and [`crate::StepSettings::encoder_stages`] refuse layouts for which no schedule can be
 //! made. This file has the limits that depend on the model and its recipe.
 
-use dflop_types::{Layout, ModelProfile, Trained, Zero};
+use dflop_types::{ModelProfile, Trained, Zero};
 
 /// The shardings that a pipeline can have: what the replicas of a component keep only a part of. In a pipeline ZeRO-2 is
 /// the same as ZeRO-1, because gradients are reduced once a step.
@@ -33,16 +33,6 @@ pub fn tensor_degrees(profile: &ModelProfile, trained: Trained, ranks_per_node: 
     };
     // Adapters are on the LLM backbone alone.
     [of("encoder_layer", 0), of("llm_layer", trained.lora_rank)]
-}
-
-/// Whether the LLM backbone can be cut into the stages of this layout. `is_tied`: head and embedding are one matrix.
-///
-/// The first stage has the embedding and the last one the head. If they are tied, their gradients are summed over these two
-/// stages, between ranks that hold the same rows. That does not work together with ZeRO, which shards each stage for
-/// itself. So a tied model with several stages needs whole states, or only one replica.
-pub fn has_llm_stages(is_tied: bool, layout: &Layout) -> bool {
-    let llm = layout.llm;
-    llm.pp == 1 || !is_tied || layout.zero == Zero::Nothing || llm.dp == 1
 }
 
 #[cfg(test)]

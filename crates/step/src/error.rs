@@ -135,14 +135,6 @@ pub enum StepError {
         /// Layers of the largest stage.
         layers: u32,
     },
-    /// Several pipeline stages, but the head and the embedding share one matrix that ZeRO cuts.
-    #[error(
-        "llm pp {stages} parts the embedding from the head it is tied to: llm pp must be 1 where ZeRO cuts them"
-    )]
-    TiedStages {
-        /// Stages asked for.
-        stages: u32,
-    },
     /// The pipeline order is for several stages on a rank and the layout has one, or the other way round.
     #[error(
         "pipeline order `{order}` is not for this layout: `llm_interleave` is {chunks}, must be {}",
@@ -324,9 +316,6 @@ impl Hint for StepError {
             | Self::TensorDegree { .. }
             | Self::RecomputeExceedsStage { .. }
             | Self::StagesExceedLayers { .. } => "make the plan anew with `dflop plan`",
-            Self::TiedStages { .. } => {
-                "make the plan anew with `dflop plan`, or set `tie_word_embeddings` to false in `config.json`"
-            }
             Self::SampleTooLarge { .. } => {
                 "raise `cluster.memory_budget_bytes`, or leave the sample out of the dataset"
             }

@@ -1,6 +1,5 @@
 //! Settings: the part of a plan that the scheduler of a step needs.
 
-use crate::abilities::has_llm_stages;
 use crate::error::StepError;
 use dflop_cost::{CostModel, EncoderLayers, StageLayers};
 use dflop_types::{Component, Layout, PipelineOrder, RankedPlan, Zero};
@@ -46,7 +45,7 @@ impl StepSettings {
     ///
     /// # Errors
     /// [`StepError::Unsupported`], [`StepError::Interleave`], [`StepError::Zero`], [`StepError::StagesExceedLayers`], [`StepError::CutLayers`],
-    /// [`StepError::TiedStages`], [`StepError::UnsupportedOrder`], [`StepError::NoSplit`], [`StepError::TensorDegree`].
+    /// [`StepError::UnsupportedOrder`], [`StepError::NoSplit`], [`StepError::TensorDegree`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
         let layout = self.layout;
@@ -107,9 +106,6 @@ impl StepSettings {
         }
         let component = Component::Llm;
         self.check_cut(component, model.num_llm_layers())?;
-        if !has_llm_stages(model.is_tied(), &layout) {
-            return Err(StepError::TiedStages { stages: llm.pp });
-        }
         let cut = layout.stage_layers(component, model.num_llm_layers());
         let last = cut.len() - 1;
         Ok(cut

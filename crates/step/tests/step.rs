@@ -3,7 +3,7 @@
 
 use crate::fixture;
 use dflop_cost::{CostModel, microbatches_in_flight};
-use dflop_step::{Arm, Job, Prefetch, StepError, StepScheduler, StepSettings, has_llm_stages};
+use dflop_step::{Arm, Job, Prefetch, StepError, StepScheduler, StepSettings};
 use dflop_types::{
     ActionKind, Component, ComponentLayout, EncoderShare, Hint, Layout, ModelProfile, PipelineOrder, Rank,
     SampleIndex, SampleShape, Schedule, StageIndex, Zero,
@@ -300,19 +300,10 @@ fn wrong_inputs_are_named() {
         "llm pp 9 exceeds the 4 layers of the LLM backbone"
     );
     assert_eq!(message(of(settings(layout(1, 1, 1), 0))), "`num_microbatches` is 0, must be at least 1");
+    // Head and embedding are one matrix, which each end of the pipeline cuts among its own replicas.
     let cut = Layout { zero: Zero::States, ..layout(1, 2, 2) };
     let tied = CostModel::new(&ModelProfile { is_tied: true, ..fixture::model_profile() }).unwrap();
-    assert_eq!(
-        message(StepScheduler::new(settings(cut, 2), tied.clone(), shapes.clone(), 0).unwrap_err()),
-        "llm pp 2 parts the embedding from the head it is tied to: llm pp must be 1 where ZeRO cuts them"
-    );
-    for layout in [layout(1, 1, 1), layout(1, 2, 2), Layout { zero: Zero::States, ..layout(1, 2, 1) }] {
-        assert!(StepScheduler::new(settings(layout, 2), tied.clone(), shapes.clone(), 0).is_ok());
-    }
-    // Cut over a tensor group, both ends have the same rows.
-    let mut both_ends = layout(1, 2, 1);
-    both_ends.llm.tp = 2;
-    assert!(has_llm_stages(true, &both_ends));
+    assert!(StepScheduler::new(settings(cut, 2), tied, shapes.clone(), 0).is_ok());
     let mut tensor_parallel = layout(1, 1, 1);
     tensor_parallel.llm.tp = 2;
     assert_eq!(

@@ -193,12 +193,6 @@ pub enum Rejection {
         /// Layers of the largest stage.
         layers: u32,
     },
-    /// Several pipeline stages, but head and embedding share one matrix, which ZeRO would cut: the first and the last stage
-    /// would each hold a part of their own.
-    TiedStages {
-        /// Stages asked for.
-        stages: u32,
-    },
     /// Ranks that share layers would stand on several nodes.
     GroupAcrossNodes {
         /// Ranks of a node.
@@ -250,10 +244,6 @@ impl fmt::Display for Rejection {
             Self::RecomputeExceedsStage { component, mode, layers } => write!(
                 f,
                 "{component} recompute `{mode}` exceeds the {layers} layers that a stage has at most"
-            ),
-            Self::TiedStages { stages } => write!(
-                f,
-                "llm pp {stages} or more parts the embedding from the head it is tied to: llm pp must be 1 where ZeRO cuts them"
             ),
             Self::GroupAcrossNodes { ranks_per_node } => {
                 write!(f, "a tensor group would stand on two nodes of {ranks_per_node} ranks")

@@ -4,6 +4,10 @@ holders of a parameter   0 1 2 3
 copies (ZeRO-0)          one group:   0 1 2 3
 shards (ZeRO-1 to 3)     one group:   0 1 2 3
 hybrid, shard_ranks 2    shards:      0 1 | 2 3      copies of a shard:   0 2 | 1 3
+
+A head tied to the embedding, on another stage than it: 0 1 hold the one, 4 5 the other
+copies (ZeRO-0)          one group:   0 1 4 5
+shards (ZeRO-1, 2)       each stage:  0 1 | 4 5      ends of a shard:     0 4 | 1 5
 """
 
 from __future__ import annotations
@@ -30,6 +34,9 @@ class HolderGroups:
     """All holders, where each has all of the parameters; none where they are cut, or this rank is alone."""
     shards: DeviceMesh | None
     """All holders, where the parameters are cut: one dimension, or (copies, shards); else none."""
+    ends: dist.ProcessGroup | None = None
+    """Where several stages hold the parameters, each cut among its own ranks: this rank, and those of the
+    other stages with the same shard; else none."""
 
 
 def holder_groups(
@@ -44,7 +51,7 @@ def holder_groups(
 
     Args:
         holders: Each set of ranks that hold the same parameters, on every rank alike.
-        cut: The sets whose parameters are cut.
+        cut: The sets whose parameters are cut. One of `holders` may be several of them together.
         rank: This one.
         shard_degree: Among how many of its holders a parameter is cut, those that follow each other; it
             divides their number. None: among all.
@@ -55,7 +62,14 @@ def holder_groups(
         By set: the groups of this rank; none for sets that it is not in.
     """
     found: dict[Ranks, HolderGroups] = {}
-    for ranks in sorted(set(holders)):
+    for ranks in sorted({*holders, *cut}):
+        parts = [part for part in cut if len(part) > 1 and set(part) < set(ranks)]
+        if parts and ranks not in cut:
+            # Each part is cut into the same shards, in the order of its ranks.
+            ends = own_group(zip(*sorted(parts), strict=True), rank, timeout)
+            connect_group(ends, device)
+            found[ranks] = HolderGroups(None, None, ends)
+            continue
         if ranks not in cut or len(ranks) == 1:
             # Collective over all ranks, those outside the group too.
             group = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from dflop._native import Plan
     from dflop.parallel.nothing import NothingPass
     from dflop.runtime.mesh import Mesh
 
@@ -243,18 +244,31 @@ def groups_of(holders: Holders, mesh: Mesh) -> dict[Ranks, HolderGroups]:
         mesh: This rank's coordinates.
 
     Returns:
-        By set of ranks. The groups of the replicas of one stage also have shard groups, where the plan cuts.
+        By set of ranks: of each set of holders, and of the replicas of each stage where the plan cuts.
     """
     plan = mesh.plan
     cut: set[Ranks] = set()
     if plan.zero > 0:
         for stage in range(plan.num_stages):
-            is_encoder = stage < plan.encoder_stages
-            replicas = plan.encoder_replicas if is_encoder else plan.llm_replicas
-            for tensor in range(plan.encoder_tensor if is_encoder else plan.llm_tensor):
-                cut.add(tuple(sorted(plan.rank(replica, stage, tensor) for replica in range(replicas))))
+            tensors = plan.encoder_tensor if mesh.is_encoder_stage(stage) else plan.llm_tensor
+            cut |= {replicas_of(plan, stage, tensor) for tensor in range(tensors)}
     with talking("connect the ranks that hold the same parameters"):
         return holder_groups(holders.sets, cut, mesh.rank, plan.shard_ranks, mesh.device, mesh.timeout)
+
+
+def replicas_of(plan: Plan, stage: int, tensor: int) -> Ranks:
+    """The ranks that hold the same part of a stage: one in each replica, ascending.
+
+    Args:
+        plan: The layout.
+        stage: Of the whole step.
+        tensor: Position among the ranks that share the layers of the stage.
+
+    Returns:
+        Them.
+    """
+    replicas = plan.encoder_replicas if stage < plan.encoder_stages else plan.llm_replicas
+    return tuple(sorted(plan.rank(replica, stage, tensor) for replica in range(replicas)))
 
 
 def repeat_groups(holders: Holders, mesh: Mesh) -> dict[Ranks, dist.ProcessGroup]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dflop.parallel.shard import PARAMETERS, ShardedPiece, is_first_copy, local
 from dflop.runtime.failure import RankError, talking
-from dflop.runtime.gradients import Gradients, clip, find_holders, groups_of, repeat_groups
+from dflop.runtime.gradients import Gradients, clip, find_holders, groups_of, repeat_groups, replicas_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +32,7 @@ class ShardedGradients:
             dtype: Type that layers compute in. The shards stay float32: they are the optimizer's masters.
 
         Raises:
-            RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values,
-                or a stage shares a parameter with another.
+            RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values.
         """
         self._mesh = mesh
         holders = find_holders(pieces, mesh)
@@ -43,13 +42,8 @@ class ShardedGradients:
         self._counts: dict[str, bool] = {}
         for stage, piece in pieces.items():
             names = [name for name, _ in piece.named_parameters()]
-            sets = {holders.of[name].replicas for name in names}
-            if len(sets) != 1:
-                message = (
-                    f"stage {stage} shares parameters with ranks that hold another stage ({sorted(sets)})"
-                )
-                raise RankError(message, "set `zero` to 0, or `tie_word_embeddings` to false")
-            shards = groups[sets.pop()].shards
+            replicas = replicas_of(mesh.plan, stage, mesh.tensor_of(stage))
+            shards = groups[replicas].shards
             assert shards is not None, "a stage with one replica has nothing to cut"
             self._pieces[stage] = ShardedPiece(
                 piece,
@@ -59,16 +53,21 @@ class ShardedGradients:
                 compute_dtype=None if dtype == torch.float32 else dtype,
                 reduce_dtype=torch.float32,
             )
+            # Of a parameter that another stage holds too, the first of both counts.
+            first = {n for n in names if holders.of[n].replicas[0] == replicas[0]}
             is_first = is_first_copy(shards)
-            self._counts |= {n: is_first and holders.of[n].counts(mesh.rank) for n in names}
+            self._counts |= {n: is_first and n in first and holders.of[n].counts(mesh.rank) for n in names}
         # Read between steps: what is gathered within a step is not a parameter of the optimizer.
         self.held: dict[str, nn.Parameter] = {
             name: p for piece in pieces.values() for name, p in piece.named_parameters()
         }
         """This rank's shards of all its parameters, trained or not."""
         self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
-        # Ranks that hold the same part cut it into the same shards, so their shards can be summed.
-        self._repeated = {n: repeats[ranks] for n in self.parameters if (ranks := holders.of[n].repeats)}
+        # Ranks that hold the same part cut it into the same shards, so their shards can be summed: those of a
+        # tensor group, and those of another stage (a head tied to the embedding).
+        trained = {name: holders.of[name] for name in self.parameters}
+        self._repeated = [(n, repeats[held.repeats]) for n, held in trained.items() if held.repeats]
+        self._repeated += [(n, ends) for n, held in trained.items() if (ends := groups[held.replicas].ends)]
 
     def nothing(self, stage: int) -> NothingPass | None:
         """What `stage` runs for a microbatch without samples, under ZeRO-3; none where nobody meets."""
@@ -106,7 +105,7 @@ class ShardedGradients:
         with talking("sum gradients"):
             for piece in self._pieces.values():
                 piece.reduce()
-            for name, group in self._repeated.items():
+            for name, group in self._repeated:
                 dist.all_reduce(local(_gradient(self.parameters[name])), group=group)
 
     def clip(self, max_norm: float | None) -> torch.Tensor:
