@@ -255,6 +255,37 @@ def test_compiled_layers_have_the_gradients_of_the_model_as_it_was(name, tmp_pat
         assert max(error for errors, _ in found for error, _ in errors) <= TOLERANCE
 
 
+@pytest.mark.more
+def test_ranks_share_and_evaluate_alone_where_accelerate_compiles_the_layers(tmp_path, quiet):
+    """Its model is a copy, which is evaluated without the model that had the line."""
+    from accelerate.utils import compile_regions
+
+    (microbatches, *_), model = steps_of("qwen2_5_vl", 2), make_model("qwen2_5_vl", tmp_path)
+    untouched = copy.deepcopy(model)
+    reference = expected_gradients(model, microbatches)
+
+    def run(rank):
+        join(rank, 2, tmp_path)
+        model, mine = copy.deepcopy(untouched), microbatches[rank]
+        handle = balance_encoder(model)
+        compiled = compile_regions(model, backend="eager")
+        arguments = {k: v for k, v in mine.items() if k != "labels"}
+        wrapped = DistributedDataParallel(compiled)
+        logits = wrapped(**arguments).logits
+        token_loss(logits, mine["labels"], num_label_tokens(mine["labels"]), 2).backward()
+        shared, alone = handle.loads
+        if rank == 0:
+            compiled.eval()
+            compiled(**arguments)
+        distributed.destroy_process_group()
+        # The copy has the parameters of the model.
+        return error_of(model, reference), max(shared) / max(alone)
+
+    for (error, parameter), ratio in results(run_ranks(2, run, tmp_path / "ranks")):
+        assert error <= TOLERANCE, parameter
+        assert ratio < 1
+
+
 def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
     """One process has nothing to share; what is no such model, or is shared already, is refused."""
     model = make_model("internvl", tmp_path)

@@ -207,6 +207,20 @@ def test_evaluation_and_generation_are_as_before(text_model):
     assert handle.num_tokens == 0
 
 
+@pytest.mark.more
+def test_evaluation_is_as_before_where_accelerate_compiles_the_layers(text_model):
+    """Its model is a copy, which is trained and evaluated without the model that had the line."""
+    from accelerate.utils import compile_regions
+
+    handle, batch = remove_padding(text_model), text_batch([9, 4, 17])
+    compiled = compile_regions(text_model, backend="eager").eval()
+    compiled(**batch)
+    assert handle.num_tokens == 0
+    compiled.train()
+    compiled(**batch)
+    assert (handle.num_tokens, handle.num_padded_tokens) == (30, 51)
+
+
 def test_what_is_saved_knows_nothing_of_it(text_model, tmp_path):
     remove_padding(text_model)
     text_model.save_pretrained(tmp_path)

@@ -69,6 +69,8 @@ class BalancedEncoder:
         self._next_call = 0
         self._is_in_method = False
         self._is_evaluating = False
+        # accelerate copies a model where it compiles layers one by one. The copy knows whether it is trained.
+        self._running: nn.Module = self._model
         self._token: torch.Tensor | None = None
         self._hooks: list[Any] = []
         self._replaced: list[tuple[Any, str]] = []
@@ -113,7 +115,7 @@ class BalancedEncoder:
             if not self._is_on:
                 return shared.as_it_was(*args, **kwargs)
             self._next_call += 1
-            if not self._is_shared or not self._model.training:
+            if not self._is_shared or not self._running.training:
                 output, token = shared.accompany(*args, **kwargs)
                 self._keep(token)
                 return output
@@ -132,9 +134,10 @@ class BalancedEncoder:
     @property
     def _is_on(self) -> bool:
         # Outside of training ranks need not call the model equally often, unless who evaluates says so.
-        return self._ranks.count > 1 and (self._model.training or self._is_evaluating)
+        return self._ranks.count > 1 and (self._running.training or self._is_evaluating)
 
-    def _begin(self, *_: Any) -> None:
+    def _begin(self, model: nn.Module, _: Any) -> None:
+        self._running = model
         if not self._is_checked:
             _check_shards(self._model)
             self._is_checked = True

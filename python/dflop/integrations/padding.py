@@ -170,9 +170,8 @@ class Unpadded:
 
     def _look_ahead(self, owner: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """Before masks are made: none are where the call will be packed."""
-        del owner
         given = {**dict(zip(self._owner_names, args, strict=False)), **given}
-        lengths = self._lengths(given)
+        lengths = self._lengths(given, owner.training)
         self._ahead = (given, lengths)
         self._decoder.config._attn_implementation = self._before if lengths is None else self._packed
 
@@ -180,12 +179,13 @@ class Unpadded:
         self._ahead = None
         self._decoder.config._attn_implementation = self._packed
 
-    def _enter(self, _decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    def _enter(self, decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        # `decoder` may be a copy: accelerate makes one where it compiles layers one by one.
         # An interrupt may have ended the last call without `_leave`.
         self._place, self._has_attended = None, False
         given = {**dict(zip(self._names, args, strict=False)), **given}
         if self._ahead is None:
-            types, lengths = None, self._lengths(given)
+            types, lengths = None, self._lengths(given, decoder.training)
         else:
             before, lengths = self._ahead
             types = before.get("token_type_ids")
@@ -218,10 +218,10 @@ class Unpadded:
         self._place = (rows, batch, width)
         return (), found
 
-    def _lengths(self, given: dict[str, Any]) -> list[int] | None:
+    def _lengths(self, given: dict[str, Any], is_training: bool) -> list[int] | None:
         """Real tokens of each row; None where the call is computed as without the line."""
         mask = given.get("attention_mask")
-        if not self._decoder.training or mask is None:
+        if not is_training or mask is None:
             return None
         if given.get("past_key_values") is not None:
             return self._tell("cache", "keys and values of earlier tokens are given (`past_key_values`)")
