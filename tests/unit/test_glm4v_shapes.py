@@ -109,7 +109,10 @@ def drawn_clips(count, longest):
         yield (num_frames, fps, height, width), num_frames / fps * rng.choice([1, 1, 1, 0.97, 1.02])
 
 
-@pytest.mark.parametrize("family", CLASSES)
+# GLM-OCR has the processors of `glm46v`.
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.more) if name == "glm_ocr" else name for name in CLASSES]
+)
 @pytest.mark.parametrize("name", VIDEO_SETTINGS)
 def test_videos_by_the_processors_count(name, family):
     """Frames, patches and LLM tokens of clips from one frame to an hour and more."""
