@@ -98,6 +98,7 @@ def test_thousands_of_sizes(setting):
     assert 0 < refused < 1000
 
 
+@pytest.mark.some(1)
 def test_the_whole_processor_and_model(setting):
     """Ids of the call itself, and a forward, which compares places with features."""
     vision, images, shape = setting
