@@ -68,6 +68,7 @@ _TOKENS = {
     "glm4v_moe": ("<|image|>", "<|video|>"),
     "glm46v": ("<|image|>", "<|video|>"),
     "glm_ocr": ("<|image|>", "<|video|>"),
+    "paddleocr_vl": ("<|IMAGE_PLACEHOLDER|>",),
     "qwen2_audio": ("<|AUDIO|>",),
     "audioflamingo3": ("<sound>",),
     "voxtral": ("[AUDIO]",),

@@ -59,6 +59,8 @@ IN_SUITE = [
     ("glm46v", "lora", (2, 3), "none"),
     ("glm4v_moe", "full", (2, 1, 2), "full"),
     ("glm_ocr", "full", (1, 1, 1, 2, 2), "none"),
+    ("paddleocr_vl", "lora", (2, 1, 2), "none"),
+    ("paddleocr_vl", "full", (2, 3, 2, "colocated"), "full"),
     ("gemma3", "full", (2, 1, 2), "selective"),
     ("gemma3", "lora", (2, 3), "full"),
     ("gemma4", "full", (2, 1, 2), "full"),

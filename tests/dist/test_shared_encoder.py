@@ -81,7 +81,7 @@ def shard(model, num_ranks, whole_components, is_shared=True):
         if not model.config.model_type.startswith("llava" if is_shared else ("llava", "mistral3", "lighton")):
             for tower in towers:
                 fully_shard(tower, mesh=mesh)
-        for projector in ("multi_modal_projector", "vision_projection", "connector"):
+        for projector in ("multi_modal_projector", "vision_projection", "projector", "connector"):
             if hasattr(model.model, projector):
                 fully_shard(getattr(model.model, projector), mesh=mesh)
         # The model embeds before it calls the backbone.

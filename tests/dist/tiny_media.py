@@ -60,8 +60,8 @@ SHUFFLED = {"idefics3": 4, "smolvlm": 1}
 
 
 def is_of_patches(name):
-    """Whether a family's media are grids of patches: the vision models of Qwen and GLM."""
-    return name.startswith(("qwen", "glm")) and name not in MASKS
+    """Whether a family's media are grids of patches: the vision models of Qwen, GLM and PaddleOCR-VL."""
+    return name.startswith(("qwen", "glm", "paddle")) and name not in MASKS
 
 
 def microbatch(name, media, seed, num_text=7):
@@ -119,7 +119,9 @@ def microbatch(name, media, seed, num_text=7):
             grids = [size for what, *size in media if what == kind]
             if grids:
                 count = sum(t * h * w for t, h, w in grids)
-                arguments[pixels] = torch.randn(count, 3 * 2 * 14 * 14, generator=generator)
+                # PaddleOCR-VL reads single pictures, and keeps their form.
+                form = (3, 14, 14) if name == "paddleocr_vl" else (3 * 2 * 14 * 14,)
+                arguments[pixels] = torch.randn(count, *form, generator=generator)
                 arguments[grid] = torch.tensor(grids)
                 for t, h, w in grids:
                     # Qwen3-VL and GLM have text between the frame pairs of a video.
@@ -228,6 +230,16 @@ STEPS["qwen3_omni_moe"] = [
     ],
     [[("sound", 233), ("sound", 12)], [("image", 1, 8, 6), ("video", 2, 8, 8)], [], []],
     [[], [("sound", 103)], [], []],
+    [[], [], [], []],
+]
+STEPS["paddleocr_vl"] = [
+    [
+        [("image", 1, 8, 6), ("image", 1, 4, 4)],
+        [],
+        [("image", 1, 6, 4)],
+        [("image", 1, 2, 4), ("image", 1, 4, 8)],
+    ],
+    [[], [("image", 1, 4, 6)], [], []],
     [[], [], [], []],
 ]
 # GLM's model takes images or videos in one call.

@@ -44,6 +44,7 @@ ALIKE = (
         "idefics3",
         "internvl-qwen3",
         "mistral3",
+        "paddleocr_vl",
         "qwen2_audio",
         "qwen3_5_moe",
         "qwen3_omni_moe",

@@ -155,6 +155,7 @@ SETTINGS = {
     ),
     "glm4v": (_tiny("glm4v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "glm4v_moe": (_tiny("glm4v_moe", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
+    "paddleocr_vl": (_tiny("paddleocr_vl", **_QWEN_IDS), _GLM_IMAGES, None, IMAGES),
     "glm_ocr": (_tiny("glm_ocr", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "glm46v": (_tiny("glm46v", **_QWEN_IDS), _GLM_IMAGES, _GLM_VIDEOS, PICTURES),
     "qwen3_5": (

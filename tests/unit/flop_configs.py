@@ -317,6 +317,15 @@ CONFIGS = {
         },
         "initializer_range": 0.02,
     },
+    "paddleocr_vl": {
+        "model_type": "paddleocr_vl",
+        "vision_config": TILES,
+        "text_config": {
+            **VL_TEXT,
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]},
+        },
+    },
     "glm_ocr": {
         "model_type": "glm_ocr",
         "vision_config": GLM_VISION,

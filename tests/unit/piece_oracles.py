@@ -14,6 +14,8 @@ QWEN_VL = tuple(name for name in TINY if name.startswith(("qwen2_vl", "qwen2_5",
 """Families whose pictures are patches, with M-RoPE."""
 # (frames, rows, columns) in patches, for Gemma 4.
 SQUARES = [(1, 10, 6), (1, 4, 12)]
+# (rows, columns) in patches.
+PAGES = [(10, 6), (4, 12)]
 # (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
 PICTURES = [(1, 10, 6), (2, 4, 12)]
 
@@ -37,6 +39,11 @@ def encoder_inputs(name, model):
         with torch.no_grad():
             wanted = inner.multi_modal_projector(inner.audio_tower(mel_NBF, **whole).last_hidden_state)
         return mel_NBF, wanted.flatten(0, 1)
+    if name == "paddleocr_vl":
+        patches, grid = torch.randn(60 + 48, 3, 14, 14), torch.tensor([(1, *sides) for sides in PAGES])
+        with torch.no_grad():
+            found = inner.get_image_features(patches, grid).pooler_output
+        return patches.flatten(1), torch.cat(found)
     if name.startswith(("mistral3", "lighton")):
         pixels, sizes = torch.randn(2, 3, 70, 56), [(70, 28), (28, 56)]
         with torch.no_grad():

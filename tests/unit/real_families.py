@@ -38,6 +38,27 @@ REAL = {
         },
         "tie_word_embeddings": False,
     },
+    # PaddlePaddle/PaddleOCR-VL: the backbone's fields stand at the top.
+    "paddleocr_vl": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "vocab_size": 103424,
+        "rope_theta": 500_000,
+        "rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [16, 24, 24]},
+        "vision_config": {
+            "model_type": "paddleocr_vl",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "image_size": 384,
+            "temporal_patch_size": 2,
+        },
+    },
     # zai-org/GLM-OCR.
     "glm_ocr": {
         "vision_config": {

@@ -28,6 +28,9 @@ from dflop.models.families.gemma4 import project as project_squares
 from dflop.models.families.glm4v import embed as embed_glm
 from dflop.models.families.glm4v import project as project_glm
 from dflop.models.families.mistral3 import embed as embed_patches
+from dflop.models.families.paddleocr_vl import embed as embed_pages
+from dflop.models.families.paddleocr_vl import lay_out_pages
+from dflop.models.families.paddleocr_vl import project as project_pages
 from dflop.models.patch_layout import Geometry, lay_out
 from dflop.models.towers import backbone_of, inner_tower
 
@@ -83,7 +86,7 @@ def encoder_layers(name, tower):
         return tower.layers
     if name.startswith(("mistral3", "lighton")):
         return tower.transformer.layers
-    return tower.blocks if is_native(name) else tower.encoder.layers
+    return tower.blocks if is_native(name) and name != "paddleocr_vl" else tower.encoder.layers
 
 
 OF_SOUND = {
@@ -101,7 +104,7 @@ def tile_tokens(name):
 
 def is_native(name):
     """Whether pictures keep their own size."""
-    return name.startswith(("qwen", "glm")) and "audio" not in name
+    return name.startswith(("qwen", "glm", "paddle")) and "audio" not in name
 
 
 def encoder_layer(name, is_window=False, segments=None):
@@ -140,6 +143,10 @@ def encoder_embedding(name):
 
         parts = [tower.conv1, tower.conv2, tower.embed_positions]
         return Ran(run, torch.randn(3, 10, 24), False, [12] * 3, parts)
+    if name == "paddleocr_vl":
+        places = lay_out_pages([(4, 4), (2, 4)], Geometry(2, 7, None, 4), torch.device("cpu"))
+        run = functools.partial(embed_pages, tower.embeddings, places=places)
+        return Ran(run, torch.randn(24, 3 * 7 * 7), False, [16, 8], [tower.embeddings])
     if is_native(name):
         patches = torch.randn(24, 3 * 2 * 7 * 7)
         if name.startswith("glm4"):
@@ -180,6 +187,9 @@ def encoder_embedding(name):
 def projector(name):
     model = build(name)
     tower = encoder_tower(model)
+    if name == "paddleocr_vl":
+        parts = [tower.post_layernorm, model.model.projector]
+        return Ran(functools.partial(project_pages, *parts), torch.randn(24, 32), True, [16, 8], parts)
     if is_native(name):
         if name.startswith("glm"):
             parts = [tower.post_layernorm, tower.downsample, tower.merger]

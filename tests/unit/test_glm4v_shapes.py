@@ -45,6 +45,8 @@ CLASSES = {
     "glm46v": (Glm46VConfig, Glm46VProcessor, Glm46VImageProcessorPil, Glm46VVideoProcessor),
     "glm_ocr": (GlmOcrConfig, Glm46VProcessor, Glm46VImageProcessorPil, Glm46VVideoProcessor),
 }
+# GLM-OCR has the processors of `glm46v`.
+FAMILIES = [pytest.param(name, marks=pytest.mark.more) if name == "glm_ocr" else name for name in CLASSES]
 SIZE_OF_HUB = {"size": {"shortest_edge": 12_544, "longest_edge": 9_633_792}}
 IMAGE_SETTINGS = {
     "default": {},
@@ -109,7 +111,7 @@ def drawn_clips(count, longest):
         yield (num_frames, fps, height, width), num_frames / fps * rng.choice([1, 1, 1, 0.97, 1.02])
 
 
-@pytest.mark.parametrize("family", CLASSES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", VIDEO_SETTINGS)
 def test_videos_by_the_processors_count(name, family):
     """Frames, patches and LLM tokens of clips from one frame to an hour and more."""
@@ -159,7 +161,7 @@ def test_narrow_clips_by_smart_resize():
                 assert ours == (sides if sides == "refused" else sides[0] * sides[1] // 196)
 
 
-@pytest.mark.parametrize("family", CLASSES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_through_the_whole_processor(family):
     """Grids, and the text that the processor writes, letter for letter."""
     rng = random.Random(SEED)
@@ -220,7 +222,7 @@ def test_what_the_user_asks_is_what_the_processor_is_told():
         assert len(frames) == min(len(expected), most // 2 * 2)
 
 
-@pytest.mark.parametrize("family", CLASSES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_files_as_transformers_writes_them(family, tmp_path):
     """`save_pretrained` names all fields, of which some are not used."""
     _, processor_class, image_class, video_class = CLASSES[family]

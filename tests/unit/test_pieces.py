@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from piece_oracles import PICTURES, QWEN_VL, SQUARES, encoder_inputs, masks_of_pictures
+from piece_oracles import PAGES, PICTURES, QWEN_VL, SQUARES, encoder_inputs, masks_of_pictures
 from real_families import REAL
 from tiny_families import (
     OF_SOUND,
@@ -26,9 +26,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dflop import ProfileError
+from dflop.models import load_adapter
 from dflop.models.families.gemma4 import bounds_of as bounds_of_squares
 from dflop.models.families.gemma4 import positions_of
 from dflop.models.families.mistral3 import bounds_of
+from dflop.models.families.paddleocr_vl import bounds_of as bounds_of_pages
+from dflop.models.families.paddleocr_vl import lay_out_pages
 from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.models.patch_layout import lay_out
 from dflop.models.patches import merge
@@ -129,6 +132,10 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
             pictures = [(5, 2), (2, 4)]
             hidden = embedding(inputs, pictures)
             found = projector(stack(hidden, bounds_of(stack.rotary, pictures, hidden)), pictures)
+        elif name == "paddleocr_vl":
+            places = lay_out_pages(PAGES, load_adapter(directory).geometry, CPU)
+            hidden = embedding(inputs, places)
+            found = projector(stack(hidden, bounds_of_pages(stack.rotary, places, hidden)))
         elif name.startswith("gemma4"):
             positions = positions_of(SQUARES, CPU)
             hidden = embedding(inputs, SQUARES)
@@ -259,6 +266,8 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         ("glm_ocr", 1_325_258_240 - 30_676_992 - 2 * 59_392 * 1_536 - 3 * 1_536 - 2 * 1_536**2),
         # Without its correction biases; a layer without experts counts as one with them.
         ("glm4v_moe", 107_710_933_120 - 45 * 128 + (129 * 3 * 1_408 + 128 - 3 * 10_944) * 4_096),
+        # Without what its class does not read, pooling head and second table; embedding and head each count.
+        ("paddleocr_vl", 958_588_736 - 15_238_352 - 32_768 * 1_152),
         ("qwen2_vl", 8_291_375_616),
         ("qwen2_5_vl", 8_292_166_656),
         # As Hugging Face's thinker counts them.
@@ -283,6 +292,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "internvl": 24,
         "glm4v": 24,
         "glm_ocr": 24,
+        "paddleocr_vl": 27,
         "glm4v_moe": 24,
         "smolvlm": 27,
         "gemma3": 27,
@@ -298,6 +308,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     backbone = {
         "glm4v": 40,
         "glm_ocr": 16,
+        "paddleocr_vl": 18,
         "glm4v_moe": 46,
         "smolvlm": 24,
         "gemma3": 34,

@@ -245,6 +245,17 @@ TINY = {
         "text_config": {**TEXT, "model_type": "qwen3", "head_dim": 12},
         "tie_word_embeddings": False,
     },
+    "paddleocr_vl": {
+        # A grid of 6 x 6 learnt positions.
+        "vision_config": {**_VISION, "num_hidden_layers": 4, "image_size": 84},
+        "text_config": {
+            **TEXT,
+            "model_type": "paddleocr_vl_text",
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]},
+        },
+        "tie_word_embeddings": False,
+    },
     "mistral3": {
         "vision_config": _PIXTRAL,
         "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},

@@ -147,6 +147,8 @@ pub struct Encoder {
 pub struct Projector {
     /// Norm, and whether it is over merged tokens (else over single ones).
     pub norm: Option<(NormKind, bool)>,
+    /// Whether another norm of this kind is run right behind it, over the same tokens.
+    pub has_second_norm: bool,
     /// Encoder tokens that become one feature by standing side by side.
     pub merged_tokens: u64,
     /// Encoder tokens that become one feature by their mean, before the norm; with `pooled_norm` after it.

@@ -288,6 +288,27 @@ pub(super) const GLM4V_MOE_TEXT: &[(&str, u64)] = &[
     ("n_routed_experts", 128),
     ("n_shared_experts", 1),
 ];
+/// `PaddleOCRVisionConfig` (`models/paddleocr_vl/configuration_paddleocr_vl.py`).
+pub(super) const PADDLEOCR_VISION: &[(&str, u64)] = &[
+    ("hidden_size", 1_152),
+    ("intermediate_size", 4_304),
+    ("num_hidden_layers", 27),
+    ("num_attention_heads", 16),
+    ("num_channels", 3),
+    ("image_size", 384),
+    ("patch_size", 14),
+    ("spatial_merge_size", 2),
+];
+/// `PaddleOCRTextConfig`.
+pub(super) const PADDLEOCR_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 103_424),
+    ("hidden_size", 1_024),
+    ("intermediate_size", 3_072),
+    ("num_hidden_layers", 18),
+    ("num_attention_heads", 16),
+    ("num_key_value_heads", 2),
+    ("head_dim", 128),
+];
 /// `Gemma3TextConfig` (`models/gemma3/configuration_gemma3.py`).
 pub(super) const GEMMA3_TEXT: &[(&str, u64)] = &[
     ("vocab_size", 262_208),

@@ -30,7 +30,8 @@ impl Architecture {
         }
         if let Some((kind, is_merged)) = projector.norm {
             let (norm_rows, norm_width) = if is_merged { (rows, width) } else { (single, encoder.width) };
-            operations.push(Operation { rows: norm_rows, kind: Kind::Norm(kind, norm_width) });
+            let norm = Operation { rows: norm_rows, kind: Kind::Norm(kind, norm_width) };
+            operations.extend(std::iter::repeat_n(norm, 1 + usize::from(projector.has_second_norm)));
         }
         if let Some(inner) = projector.gated_width {
             // A convolution first, which is no linear map of PyTorch.

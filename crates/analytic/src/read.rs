@@ -14,6 +14,7 @@ mod gemma4;
 mod glm4v;
 mod idefics3;
 mod mistral3;
+mod paddleocr_vl;
 mod qwen2_5_omni;
 mod qwen3;
 mod qwen3_5;
@@ -22,7 +23,7 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 26] = [
+pub const FAMILIES: [&str; 27] = [
     "gemma3",
     "gemma4",
     "glm4v",
@@ -38,6 +39,7 @@ pub const FAMILIES: [&str; 26] = [
     "internvl",
     "internvl_chat",
     "mistral3",
+    "paddleocr_vl",
     "qwen2_vl",
     "qwen2_5_omni",
     "qwen2_5_vl",
@@ -73,6 +75,7 @@ impl Architecture {
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),
             "lighton_ocr" | "mistral3" => mistral3::read(config, found),
+            "paddleocr_vl" => paddleocr_vl::read(config),
             "qwen2_vl" => qwen_vl(config, false, QWEN2_VL_TEXT),
             "qwen2_5_vl" => qwen_vl(config, true, QWEN2_VL_TEXT),
             "qwen2_5_omni" => qwen2_5_omni::read(config),
@@ -292,6 +295,7 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
     }
     let projector = Projector {
         norm: None,
+        has_second_norm: false,
         merged_tokens: 1,
         pooled_tokens: 1,
         pooled_norm: None,
@@ -360,6 +364,7 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
     }
     let projector = Projector {
         norm: Some((NormKind::Layer, true)),
+        has_second_norm: false,
         merged_tokens: side * side,
         pooled_tokens: 1,
         pooled_norm: None,
@@ -436,6 +441,7 @@ fn qwen_vl(
     let llm = llm(config, &text, true)?;
     let projector = Projector {
         norm: Some((encoder.norm, false)),
+        has_second_norm: false,
         merged_tokens: merge * merge,
         pooled_tokens: 1,
         pooled_norm: None,

@@ -229,6 +229,13 @@ def _lighton_ocr(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return dict(PixtralImageProcessorPil(**_fields(adapter))(_images(media), return_tensors="pt"))
 
 
+def _paddleocr_vl(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    from transformers import PaddleOCRVLImageProcessorPil
+
+    found = PaddleOCRVLImageProcessorPil(**_fields(adapter))(_images(media), return_tensors="pt")
+    return {**found, "mm_token_type_ids": None}
+
+
 def _patches(adapter: Any, media: Sequence[Medium], name: str, image_class: Any = None) -> dict[str, Any]:
     """Arguments of a model of the Qwen-VL kind; `name` is that of the class that reads its videos."""
     import transformers
@@ -393,6 +400,7 @@ _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "llava_onevision": _llava_onevision,
     "lighton_ocr": _lighton_ocr,
     "mistral3": _mistral3,
+    "paddleocr_vl": _paddleocr_vl,
     "qwen2_5_omni": _qwen2_5_omni,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen2_audio": _qwen2_audio,

@@ -121,6 +121,45 @@ class GlmTower(PatchTower):
         return int(vision.hidden_size), int(vision.out_hidden_size) * 3
 
 
+class PagesTower(PatchTower):
+    """PaddleOCR-VL: a unit is a page; what merges its patches stands behind the tower."""
+
+    projector = "projector"
+    methods = ("get_image_features",)
+
+    def __init__(self, model: nn.Module) -> None:
+        TileTower.__init__(self, model)
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class, of a batch of one."""
+        return super().media(rows[0], extra)
+
+    def cost(self, grid: tuple[int, int] | None) -> float:
+        """Multiplications, forward."""
+        vision, num_tokens = self.config.vision_config, self.rows_in(grid)
+        width = int(vision.hidden_size)
+        linear = 4 * width * width + 2 * width * int(vision.intermediate_size)
+        return float(vision.num_hidden_layers) * num_tokens * (linear + 2 * width * num_tokens)
+
+    def rows_out(self, grid: tuple[int, int] | None) -> int:
+        """Patches."""
+        return self.rows_in(grid)
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        grids = [(1, *grid) for grid in media.grids or []]
+        grid_thw = torch.tensor(grids, device=media.rows.device)
+        return forward(pixel_values=media.rows[None], grid_thw=grid_thw, **media.extra)
+
+    def features(self, output: Any) -> torch.Tensor:
+        """After the last norm."""
+        return output.last_hidden_state
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
+
+
 class GlmOcrTower(PatchTower):
     """GLM-OCR: the width of a block's MLP stands in the configuration."""
 
@@ -267,6 +306,7 @@ TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "internvl": (InternTower,),
     "lighton_ocr": (PageTower,),
     "mistral3": (PictureTower,),
+    "paddleocr_vl": (PagesTower,),
     # In the order in which the model calls them.
     "qwen2_5_omni": (ChunkTower, PatchTower),
     "qwen2_vl": (PatchTower,),

@@ -30,6 +30,7 @@ _MERGERS = ("deepstack_merger_list", "merger_list")
 _PROJECTORS = (
     "multi_modal_projector",
     "vision_projection",
+    "projector",
     "embed_vision",
     "connector",
     "merger",

@@ -59,6 +59,7 @@ TEXT_MODELS = (
     "llama",
     "ministral3",
     "mistral",
+    "paddleocr_vl_text",
     "qwen2",
     "qwen2_5_omni_text",
     "qwen2_vl_text",

@@ -30,6 +30,7 @@ _NORM_SIZES = {"cpu": 1 << 16, "cuda": 1 << 24}
 _PROJECTORS = (
     "multi_modal_projector",
     "vision_projection",
+    "projector",
     "embed_vision",
     "connector",
     "merger",

@@ -178,12 +178,17 @@ class PatchFamily(FamilyAdapter):
     def __init__(self, model_dir: Path) -> None:
         super().__init__(model_dir)
         vision = self.vision
-        self.num_encoder_layers = vision.depth
+        self.num_encoder_layers = self.depth
         self.geometry = Geometry(
             vision.spatial_merge_size, vision.patch_size, self.window_size, self.grid_side, self.is_bicubic
         )
         self.input_shape = (self.patch_values,)
         self.encoder_tokens_per_tile = self.example_media(1)[0].num_inputs
+
+    @property
+    def depth(self) -> int:
+        """Layers of the encoder."""
+        return self.vision.depth
 
     @property
     def patch_values(self) -> int:
@@ -199,7 +204,7 @@ class PatchFamily(FamilyAdapter):
     @property
     def full_layers(self) -> frozenset[int]:
         """Layers that attend within a whole segment, not within windows."""
-        return frozenset(range(self.vision.depth))
+        return frozenset(range(self.depth))
 
     @property
     def grid_side(self) -> int | None:
@@ -219,7 +224,7 @@ class PatchFamily(FamilyAdapter):
     @property
     def num_run_layers(self) -> int:
         """See `FamilyAdapter.num_run_layers`: all of them."""
-        return self.vision.depth
+        return self.depth
 
     def row_width(self, layer: int) -> int:
         """See `FamilyAdapter.row_width`."""
@@ -294,8 +299,9 @@ class PatchFamily(FamilyAdapter):
         for grid in media:
             grids[1 + (grid.kind == "video")].append([grid.num_tiles, *(grid.patches or ())])
         # Hugging Face's `VideoMetadata` assumes 24 frames a second where the file does not say it.
-        frames = self.vision.temporal_patch_size
-        seconds = [frames / (g.sampled_fps or 24) for g in media if g.kind == "video"]
+        seconds = [
+            self.vision.temporal_patch_size / (g.sampled_fps or 24) for g in media if g.kind == "video"
+        ]
         # These methods read only the configuration of their model, so an object with just that is enough.
         shell: Any = SimpleNamespace(config=self.config)
         shell.get_vision_position_ids = MethodType(self.model_methods.get_vision_position_ids, shell)

@@ -18,6 +18,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
     let llm = Llm { is_tied: whole.flag(TIED, false)?, ..text(config, "text_config", "llama")? };
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),
+        has_second_norm: false,
         merged_tokens: scale * scale,
         pooled_tokens: 1,
         pooled_norm: None,

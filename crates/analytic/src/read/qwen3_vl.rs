@@ -69,6 +69,7 @@ pub(super) fn tower(
     };
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),
+        has_second_norm: false,
         merged_tokens: merge * merge,
         pooled_tokens: 1,
         pooled_norm: None,

@@ -72,6 +72,7 @@ fn size_name(audio: &Section, index: usize) -> &'static str {
 /// A mean of every two positions, then a norm.
 const POOLING: Projector = Projector {
     norm: Some((NormKind::Layer, false)),
+    has_second_norm: false,
     merged_tokens: 1,
     pooled_tokens: 2,
     pooled_norm: None,

@@ -21,6 +21,7 @@ mod llava_onevision;
 mod mistral3;
 pub(crate) mod model_files;
 mod named;
+mod paddleocr_vl;
 mod patches;
 mod qwen2_5_omni;
 mod qwen2_audio;
@@ -46,6 +47,7 @@ pub use llava_next::LlavaNext;
 pub use llava_onevision::LlavaOnevision;
 pub use mistral3::Mistral3;
 pub use named::NamedModel;
+pub use paddleocr_vl::PaddleOcrVl;
 pub use qwen2_5_omni::Qwen25Omni;
 pub use qwen2_audio::Qwen2Audio;
 pub use qwen2_vl::Qwen2Vl;
@@ -224,7 +226,7 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 25] = [
+const FAMILIES: [(&str, Maker); 26] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("gemma4", |files| Gemma4::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
@@ -245,6 +247,7 @@ const FAMILIES: [(&str, Maker); 25] = [
         LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
     }),
     ("mistral3", |files| Mistral3::from_files(files).map(|f| Box::new(f) as _)),
+    ("paddleocr_vl", |files| PaddleOcrVl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_vl", |files| Qwen2Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_5_vl", |files| Qwen2Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen3_vl", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
