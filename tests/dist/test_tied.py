@@ -108,11 +108,15 @@ CUT = [
 @pytest.mark.some(1)
 @pytest.mark.parametrize(("layout", "options"), CUT, ids=str)
 def test_states_that_are_cut_at_both_ends_train_as_one_process(layout, options, model_dir, oracle, tmp_path):
-    """ZeRO cuts each end among its own replicas: gradients, their norm and the weights after three steps."""
+    """ZeRO cuts each end among its own replicas: gradients, their norm and the weights after three steps.
+
+    Under lists drawn at random (of tensor groups: the plan's), as ranks of a stage meet only after their last actions.
+    """
     encoder_dp, llm_dp, llm_pp = layout
     llm = PLACED["uneven", llm_dp]
     plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), **options)
-    check_steps(plan, make_schedule(llm, encoder_dp), model_dir, oracle, tmp_path)
+    lists = () if "llm_tp" in options else random_lists(plan, len(llm), 1)
+    check_steps(plan, make_schedule(llm, encoder_dp, actions=lists), model_dir, oracle, tmp_path)
 
 
 @pytest.fixture(scope="module")

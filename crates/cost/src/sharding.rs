@@ -6,7 +6,7 @@ use crate::module::{Module, is_layer};
 use crate::network::{Basis, Group, Spread, Transfer};
 use crate::prediction::Prediction;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
-use dflop_types::{Collective, Component, Layout, MicrobatchShape, ModelProfile, Tower, Zero};
+use dflop_types::{Collective, Component, Layout, MicrobatchShape, ModelProfile, StageIndex, Tower, Zero};
 
 /// How the states, gradients and parameters of a component are cut over its replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct Sharding {
     pub first: u32,
     /// Ranks from one replica to the next, at least 1.
     pub stride: u32,
+    /// Ranks from the first stage of a replica of the LLM backbone to its last one, at least 1.
+    pub ends: u32,
 }
 
 impl Sharding {
@@ -29,7 +31,7 @@ impl Sharding {
 
     /// Replicas that each hold all.
     pub const fn replicated(replicas: u32) -> Self {
-        Self { zero: Zero::Nothing, replicas, degree: 1, first: 0, stride: 1 }
+        Self { zero: Zero::Nothing, replicas, degree: 1, first: 0, stride: 1, ends: 1 }
     }
 
     /// Replicas that are cut as `zero` says over all of them, each on the rank after the one before.
@@ -41,13 +43,16 @@ impl Sharding {
     pub fn of(layout: &Layout, component: Component) -> Self {
         let is_encoder = component == Component::Encoder;
         let degrees = if is_encoder { layout.encoder } else { layout.llm };
-        let first = if is_encoder || layout.is_colocated() { 0 } else { layout.encoder.num_ranks() };
+        let is_pipeline = !is_encoder && !layout.is_colocated();
+        let first = if is_pipeline { layout.encoder.num_ranks() } else { 0 };
+        let last = layout.rank(0, StageIndex(layout.num_stages().saturating_sub(1))).0;
         Self {
             zero: layout.zero,
             replicas: degrees.dp,
             degree: layout.shard_degree(component),
             first,
             stride: layout.replica_stride(component),
+            ends: if is_pipeline { last.saturating_sub(first).max(1) } else { 1 },
         }
     }
 
@@ -368,13 +373,13 @@ impl CostModel {
             return self.sharded_tail(held, sharding);
         }
         let mut shared_bytes = self.embedding.gradient_bytes;
-        let mut both = Group { first: sharding.first, num_ranks: 2, stride: sharding.stride };
-        if sharding.zero == Zero::Nothing {
+        let both = if sharding.zero == Zero::Nothing {
             held.gradient_bytes -= shared_bytes.min(held.gradient_bytes);
-            both.num_ranks *= sharding.replicas;
+            Group { first: sharding.first, num_ranks: 2 * sharding.replicas, stride: sharding.stride }
         } else {
             shared_bytes = shared_bytes.div_ceil(u64::from(sharding.degree.max(1)));
-        }
+            Group { first: sharding.first, num_ranks: 2, stride: sharding.ends }
+        };
         let mut tail = self.sharded_tail(held, sharding);
         if shared_bytes > 0 {
             let shared = self.meeting(Collective::AllReduce, both, shared_bytes);

@@ -5,7 +5,7 @@ use crate::fixture;
 use dflop_cost::{CostModel, RankMicrobatch, RankRole, Sharding, StageLayers, Transfer};
 use dflop_types::{
     Collective, Component, ComponentLayout, EncoderSegments, Layout, LinkSpan, MicrobatchShape, ModelProfile,
-    Zero,
+    RankOrder, Zero,
 };
 use proptest::prelude::*;
 
@@ -189,5 +189,11 @@ fn a_layout_says_how_each_component_is_cut() {
     // Replicas of two stages stand two ranks apart.
     let stages = Layout { llm: ComponentLayout { tp: 1, pp: 2, dp: 3 }, ..layout };
     assert_eq!(Sharding::of(&stages, Component::Llm).stride, 2);
+    // Its ends: next to each other, or, where the replicas of a stage stand together, behind three of them. Of four stages
+    // of two ranks, the last stands six ranks behind the first.
+    let ends = |layout: Layout| Sharding::of(&layout, Component::Llm).ends;
+    let together = Layout { rank_order: RankOrder::TpDpPp, ..stages };
+    let wide = Layout { llm: ComponentLayout { tp: 2, pp: 4, dp: 3 }, ..layout };
+    assert_eq!([stages, together, wide].map(ends), [1, 3, 6]);
     assert_eq!(Sharding::of(&Layout::colocated(4, Zero::Nothing), Component::Both), Sharding::replicated(4));
 }

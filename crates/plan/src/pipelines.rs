@@ -48,9 +48,8 @@ impl Pipelines {
     }
 
     /// How states are cut over the replicas of a stage.
-    const fn sharding(&self) -> Sharding {
-        let stride = self.layout().replica_stride(Component::Llm);
-        Sharding { stride, ..Sharding::whole(Zero::States, self.dp) }
+    fn sharding(&self) -> Sharding {
+        Sharding::of(&Layout { zero: Zero::States, ..self.layout() }, Component::Llm)
     }
 
     /// Borders between chunks.
