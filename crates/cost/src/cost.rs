@@ -3,7 +3,7 @@
 use crate::choice::Choice;
 use crate::error::CostError;
 use crate::memory::holding::Holding;
-use crate::module::{Module, is_layer};
+use crate::module::{Module, in_forward, is_layer};
 use crate::network::{Group, Links, Route, Transfer};
 use crate::prediction::Prediction;
 use crate::repair::Repair;
@@ -39,7 +39,7 @@ use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile, Recompute
 /// *Not modelled*: contention between ranks of one device, caches, clock throttling, padding.
 #[derive(Debug, Clone)]
 pub struct CostModel {
-    /// Modules of the encoder, with how many of each it has.
+    /// Modules of the encoder in the order of the forward, with how many of each it has.
     pub(crate) encoder: Vec<(&'static str, Module, u64)>,
     pub(crate) embedding: Module,
     /// A layer of the LLM backbone, but for those of `first`.
@@ -128,6 +128,7 @@ impl CostModel {
         let (embedding, layer, head) = (embedding?, layer?, head?);
         let first = FirstLayers::new(&choice, &encoder)?;
         let empty = encoder.iter().find(|(_, _, count)| *count == 0).map(|(name, _, _)| *name);
+        encoder.sort_by_key(|(name, module, _)| in_forward(name, module));
         let num_llm_layers = profile.num_llm_layers();
         if let Some(module) = empty.or_else(|| (num_llm_layers == 0).then_some("llm_layer")) {
             return Err(CostError::ZeroCount { module });

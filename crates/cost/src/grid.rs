@@ -91,6 +91,9 @@ pub struct Curve {
     /// Slope of the piece that ends at each point, in parts of 2^[`SLOPE_BITS`], rounded up; 0 where no such slope
     /// gives exactly the same quotients as a division.
     slopes: Vec<u64>,
+    /// How many points are smaller than each power of two, from that of the first size on ([`power`]): a size is sought among the
+    /// points of its own power alone.
+    starts: Vec<usize>,
     floor: u64,
     /// Rise and run of the slope above the last point.
     end: (u64, u64),
@@ -109,6 +112,17 @@ fn slope(rise: u64, run: u64) -> u64 {
         return 0;
     }
     u64::try_from((u128::from(rise) << SLOPE_BITS).div_ceil(u128::from(run))).unwrap_or(0)
+}
+
+/// Number of bits of a size: sizes of one power are those from a power of two to below the next.
+const fn power(size: u64) -> usize {
+    (u64::BITS - size.leading_zeros()) as usize
+}
+
+/// [`Curve::starts`] of these points.
+fn starts(points: &[(u64, u64)]) -> Vec<usize> {
+    let (first, last) = (power(points[0].0), power(points[points.len() - 1].0));
+    (first..=last + 1).map(|bits| points.partition_point(|point| power(point.0) < bits)).collect()
 }
 
 /// Quotient of a product, rounded down, held at `u64::MAX`; `divisor` is not 0.
@@ -147,7 +161,8 @@ impl Curve {
         let end = end_slope(&points);
         let pieces = points.windows(2).map(|pair| slope(pair[1].1 - pair[0].1, pair[1].0 - pair[0].0));
         let slopes = std::iter::once(0).chain(pieces).collect();
-        Ok(Self { points, slopes, floor, end, growth: Growth::Linear, num_repaired })
+        let starts = starts(&points);
+        Ok(Self { points, slopes, starts, floor, end, growth: Growth::Linear, num_repaired })
     }
 
     /// The same curve, going on above its last point by `growth`.
@@ -196,18 +211,24 @@ impl Curve {
 
     /// Where `size` lies among the points.
     ///
-    /// *Complexity*: O(log n).
+    /// *Complexity*: O(log n) for n points of the size's power of two.
     pub(crate) fn position(&self, size: u64) -> Position {
-        let next = self.points.partition_point(|p| p.0 < size);
-        match self.points.get(next) {
-            None => Position::Above(size),
-            Some(&(x1, _)) if x1 == size => Position::At(next),
-            Some(_) if next == 0 => Position::Below(size),
-            Some(&(x1, _)) => {
-                let x0 = self.points[next - 1].0;
-                Position::Between { next, part: size - x0, run: x1 - x0 }
-            }
+        let (first, last) = self.range();
+        if size < first {
+            return Position::Below(size);
         }
+        if size > last {
+            return Position::Above(size);
+        }
+        let at = power(size) - power(first);
+        let (low, high) = (self.starts[at], self.starts[at + 1]);
+        let next = low + self.points[low..high].partition_point(|point| point.0 < size);
+        let x1 = self.points[next].0;
+        if x1 == size {
+            return Position::At(next);
+        }
+        let x0 = self.points[next - 1].0;
+        Position::Between { next, part: size - x0, run: x1 - x0 }
     }
 
     /// The value at a position of these sizes.
@@ -413,6 +434,26 @@ mod tests {
     }
 
     proptest! {
+        /// A size is found where a look at every point finds it.
+        #[test]
+        fn a_size_lies_behind_all_smaller_points(
+            steps in prop::collection::vec((0u32..60, 0u64..9), 1..20), asked in 0u32..64, more in 0u64..9,
+        ) {
+            let mut sizes: Vec<u64> = steps.iter().map(|&(power, more)| (1 << power) + more).collect();
+            sizes.sort_unstable();
+            sizes.dedup();
+            let curve = Curve::new(sizes.iter().map(|&size| (size, size))).unwrap();
+            for size in sizes.iter().copied().chain([0, (1 << asked) + more, (1 << asked) - 1, u64::MAX]) {
+                let next = sizes.iter().filter(|&&point| point < size).count();
+                prop_assert_eq!(curve.position(size), match sizes.get(next) {
+                    None => Position::Above(size),
+                    Some(&found) if found == size => Position::At(next),
+                    Some(_) if next == 0 => Position::Below(size),
+                    Some(&x1) => Position::Between { next, part: size - sizes[next - 1], run: x1 - sizes[next - 1] },
+                });
+            }
+        }
+
         #[test]
         fn never_decreasing(points in points(), a in 0u64..4_000, b in 0u64..4_000) {
             let curve = curve(&points);

@@ -15,6 +15,11 @@ pub(crate) fn is_layer(name: &str) -> bool {
     name.ends_with("_layer")
 }
 
+/// Where a module of the encoder stands in the forward: encoder by encoder, its embedding, its layers, its projector.
+pub(crate) fn in_forward(name: &str, module: &Module) -> (Tower, bool, bool) {
+    (module.tower, ModelProfile::is_projector(name), is_layer(name))
+}
+
 /// What ranks of one layer do together, where its times do not hold it.
 #[derive(Debug, Clone)]
 pub(crate) struct Collectives {

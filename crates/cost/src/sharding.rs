@@ -2,11 +2,11 @@
 
 use crate::cost::CostModel;
 use crate::mode::Runs;
-use crate::module::{Module, is_layer};
+use crate::module::{Module, in_forward, is_layer};
 use crate::network::{Basis, Group, Spread, Transfer};
 use crate::prediction::Prediction;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
-use dflop_types::{Collective, Component, Layout, MicrobatchShape, ModelProfile, StageIndex, Tower, Zero};
+use dflop_types::{Collective, Component, Layout, MicrobatchShape, StageIndex, Zero};
 
 /// How the states, gradients and parameters of a component are cut over its replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,15 +173,14 @@ impl CostModel {
                 let tower = module.tower;
                 let mut one = module.linear(tokens[tower.index()]);
                 one.add(&module.segments(segments_of(&microbatch.encoder_segments, tower)), 1);
-                let place = (tower, ModelProfile::is_projector(name), is_layer(name));
                 let unit = Unit::new(module, count, &one);
-                (place, if is_layer(name) { unit } else { unit.in_root() })
+                if is_layer(name) { unit } else { unit.in_root() }
             };
-            let mut units: Vec<((Tower, bool, bool), Unit)> =
-                self.encoder_modules_of(self.whole_encoder()).map(unit).collect();
-            // The projector comes last, the layers in between.
-            units.sort_by_key(|&(place, _)| place);
-            let units: Vec<Unit> = units.into_iter().map(|(_, unit)| unit).collect();
+            let mut modules: Vec<_> = self.encoder_modules_of(self.whole_encoder()).collect();
+            if self.has_first_layers() {
+                modules.sort_by_key(|(name, module, _)| in_forward(name, module));
+            }
+            let units: Vec<Unit> = modules.into_iter().map(unit).collect();
             self.meet(&mut sum, &units, sharding);
         }
         sum

@@ -5,7 +5,7 @@ use crate::batch_shapes::BatchShapes;
 use crate::bound::{self, BatchWork};
 use crate::error::PlanError;
 use crate::facts::Facts;
-use crate::feasible::Alone;
+use crate::feasible::{Alone, heaviest};
 use crate::input::SearchInput;
 use crate::models::{Models, Way};
 use crate::objective::Objective;
@@ -13,7 +13,9 @@ use crate::rough::{BatchSizes, Rough, rough};
 use crate::space::Candidate;
 use dflop_cost::CostModel;
 use dflop_step::{StepScheduler, StepSettings};
-use dflop_types::{Component, Layout, PlanPrediction, RankedPlan, Recomputation, Rejection, SampleIndex};
+use dflop_types::{
+    Component, Layout, PlanPrediction, RankedPlan, Recomputation, Rejection, SampleIndex, SampleShape,
+};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -146,7 +148,9 @@ impl KnownOfWay {
 #[derive(Debug)]
 pub(crate) struct Known<'a> {
     models: &'a Models,
+    shapes: &'a [SampleShape],
     batches: Vec<BatchShapes<'a>>,
+    heaviest: OnceLock<Vec<usize>>,
     by_way: BTreeMap<Way, OnceLock<KnownOfWay>>,
 }
 
@@ -155,11 +159,16 @@ impl<'a> Known<'a> {
         let batches: Vec<BatchShapes<'_>> =
             batches.par_iter().map(|batch| BatchShapes::new(&input.shapes, batch)).collect();
         let by_way = models.ways().map(|(way, _)| (way, OnceLock::new())).collect();
-        let known = Self { models, batches, by_way };
+        let known = Self { models, shapes: &input.shapes, batches, heaviest: OnceLock::new(), by_way };
         let first = input.only.first_modes();
         let firsts: Vec<Way> = models.ways().map(|(way, _)| way).filter(|way| way.modes() == first).collect();
         firsts.par_iter().for_each(|way| _ = known.of_way(way));
         known
+    }
+
+    /// Positions of the samples that need most memory alone, of all samples of the data profile ([`heaviest`]).
+    pub(crate) fn heaviest(&self) -> &[usize] {
+        self.heaviest.get_or_init(|| heaviest(self.models.plain(), self.shapes))
     }
 
     /// What is known under the way of `candidate`, for which there must be a cost model.
@@ -221,7 +230,7 @@ pub(crate) fn contenders(
             false
         }
     });
-    let alone = Alone::new(input, models, alike.iter().map(|alike| &alike[0]))?;
+    let alone = Alone::new(input, models, known.heaviest(), alike.iter().map(|alike| &alike[0]))?;
     let budget = input.memory_budget_bytes();
     let of = |alike: &&[Candidate]| -> Result<Vec<Result<Contender, Rejection>>, PlanError> {
         if let Some(rejection) = alone.rejection(&alike[0]) {

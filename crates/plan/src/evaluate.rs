@@ -65,8 +65,7 @@ pub(crate) fn judge_batch(
         }
         Err(error) => return Err(error.into()),
     };
-    let coverage = scheduler.coverage(&aware)?;
-    let timeline = scheduler.simulate(&aware)?;
+    let (timeline, coverage) = scheduler.simulate_covered(&aware)?;
     let layout = scheduler.settings().layout;
     let encoder_ranks =
         if layout.is_colocated() { 0 } else { layout.by_group().encoder.num_ranks() as usize };

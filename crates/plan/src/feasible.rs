@@ -15,7 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Positions of the samples that need most memory alone: one for the encoder, one for an LLM layer, one for the head. They
 /// may be missing from the sampled batches, so they are checked separately.
-fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
+///
+/// *Complexity*: O(n) for n samples, about a microsecond each: a search asks once.
+pub(crate) fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
     let layer = RankRole::Stage(StageLayers { num_layers: 1, is_first: false, is_last: false });
     let asks: [&dyn Fn(&SampleShape) -> u64; 3] = [
         &|shape| model.activation_bytes(RankRole::Encoder, &MicrobatchShape::pack([shape])),
@@ -76,10 +78,10 @@ impl Alone {
     pub(crate) fn new<'a>(
         input: &SearchInput<'_>,
         models: &Models,
+        heaviest: &[usize],
         candidates: impl Iterator<Item = &'a Candidate>,
     ) -> Result<Self, PlanError> {
         let Some(budget_bytes) = input.memory_budget_bytes() else { return Ok(Self::default()) };
-        let heaviest = heaviest(models.plain(), &input.shapes);
         let mut seen = BTreeSet::new();
         let (colocated, pipelines): (Vec<&Candidate>, Vec<&Candidate>) =
             candidates.partition(|candidate| candidate.layout.is_colocated());

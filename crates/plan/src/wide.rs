@@ -14,7 +14,7 @@ use crate::models::Models;
 use crate::only::Only;
 use crate::rank_order::rank_orders;
 use crate::rough::{AMPLE, BatchSizes, rooms};
-use crate::space::{Candidate, Rules, Space, colocated_shardings, layouts_with};
+use crate::space::{Candidate, Rules, Space, colocated_shardings, layouts_with, node_groups};
 use dflop_cost::{CostModel, RankRole, Sharding};
 use dflop_step::PIPELINE_SHARDINGS;
 use dflop_types::{Component, ComponentLayout, Layout, Recomputation, Zero};
@@ -108,8 +108,9 @@ pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candid
         // ZeRO-2 takes as much time and memory as ZeRO-1 here. It is a candidate only if it is asked for.
         // Nor are groups of a node: with them a search for 64 H100 took an eighth longer, and gave the same plan.
         let is_asked = |zero: Zero| rules.only.zero() == Some(zero);
-        let of_node = if is_asked(Zero::Parameters) { ranks_per_node / tp } else { 1 };
-        let shardings = colocated_shardings([num_ranks / encoder, dp], of_node, rules.only).into_iter();
+        let mut groups = node_groups(rules.ranks, tp);
+        groups.retain(|&replicas| is_asked(Zero::Parameters) || replicas > ranks_per_node / tp);
+        let shardings = colocated_shardings([num_ranks / encoder, dp], &groups, rules.only).into_iter();
         for (zero, shard_ranks) in shardings.filter(|&(zero, _)| zero != Zero::Gradients || is_asked(zero)) {
             let (encoder, llm) = (degrees(encoder), degrees(tp));
             let layout = Layout { encoder, llm, shard_ranks, ..Layout::colocated(dp, zero) };

@@ -13,27 +13,60 @@ pub(crate) fn microbatches(loads: &[[u64; 2]], num_ranks: usize) -> Vec<usize> {
     if loads.len() > EXCHANGED_MAX {
         return order;
     }
-    let wait = |buckets: &[usize]| -> u64 {
-        (0..2).map(|c| buckets.iter().map(|&bucket| loads[bucket][c]).max().unwrap_or(0)).sum()
-    };
-    let wait_of = |order: &[usize], microbatch: usize| wait(&order[microbatch * num_ranks..][..num_ranks]);
+    let tops_of =
+        |order: &[usize], microbatch: usize| Top::of(loads, &order[microbatch * num_ranks..][..num_ranks]);
+    let mut tops: Vec<[Top; 2]> = (0..order.len() / num_ranks).map(|at| tops_of(&order, at)).collect();
+    let wait = |tops: &[Top; 2]| tops[0].most + tops[1].most;
     let mut is_better = true;
     while is_better {
         is_better = false;
         for a in 0..order.len() {
             for b in (a / num_ranks + 1) * num_ranks..order.len() {
-                let both = |order: &[usize]| wait_of(order, a / num_ranks) + wait_of(order, b / num_ranks);
-                let before = both(&order);
-                order.swap(a, b);
-                if both(&order) < before {
+                let [of_a, of_b] = [a / num_ranks, b / num_ranks];
+                let (out, into) = (order[a], order[b]);
+                let after = |tops: &[Top; 2], out: usize, into: usize| -> u64 {
+                    (0..2).map(|c| tops[c].without(out).max(loads[into][c])).sum()
+                };
+                let before = wait(&tops[of_a]) + wait(&tops[of_b]);
+                if after(&tops[of_a], out, into) + after(&tops[of_b], into, out) < before {
                     is_better = true;
-                } else {
                     order.swap(a, b);
+                    (tops[of_a], tops[of_b]) = (tops_of(&order, of_a), tops_of(&order, of_b));
                 }
             }
         }
     }
     order
+}
+
+/// The largest load of a microbatch on one component, and what is the largest without the bucket that has it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Top {
+    most: u64,
+    bucket: usize,
+    second: u64,
+}
+
+impl Top {
+    /// Of these buckets, for the encoder and for the LLM backbone.
+    fn of(loads: &[[u64; 2]], buckets: &[usize]) -> [Self; 2] {
+        let mut tops = [Self::default(); 2];
+        for (c, top) in tops.iter_mut().enumerate() {
+            for &bucket in buckets {
+                let load = loads[bucket][c];
+                if load >= top.most {
+                    *top = Self { most: load, bucket, second: top.most };
+                } else {
+                    top.second = top.second.max(load);
+                }
+            }
+        }
+        tops
+    }
+
+    const fn without(&self, bucket: usize) -> u64 {
+        if bucket == self.bucket { self.second } else { self.most }
+    }
 }
 
 /// The same buckets, where bucket `order[b]` has become b.
@@ -61,4 +94,46 @@ pub(crate) fn dealt(bucket: &[u32], load: &[u64], num_ranks: u32) -> Vec<u32> {
         taken.push(bucket);
     }
     renumbered(bucket, &order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::{below, generator};
+
+    /// The exchanges in the words of the doc: what two microbatches wait is added up anew for each pair.
+    fn by_the_rule(loads: &[[u64; 2]], num_ranks: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..loads.len()).collect();
+        order.sort_by_key(|&bucket| Reverse(loads[bucket][0] + loads[bucket][1]));
+        let wait = |order: &[usize], at: usize| -> u64 {
+            let own = &order[at / num_ranks * num_ranks..][..num_ranks];
+            (0..2).map(|c| own.iter().map(|&bucket| loads[bucket][c]).max().unwrap_or(0)).sum()
+        };
+        let mut is_better = true;
+        while is_better {
+            is_better = false;
+            for a in 0..order.len() {
+                for b in (a / num_ranks + 1) * num_ranks..order.len() {
+                    let before = wait(&order, a) + wait(&order, b);
+                    order.swap(a, b);
+                    if wait(&order, a) + wait(&order, b) < before {
+                        is_better = true;
+                    } else {
+                        order.swap(a, b);
+                    }
+                }
+            }
+        }
+        order
+    }
+
+    #[test]
+    fn pairs_are_exchanged_as_the_rule_says() {
+        let mut random = generator(3);
+        for (num_ranks, count, end) in [(1, 5, 9), (2, 6, 4), (3, 4, 100), (5, 3, 3), (4, 8, 1_000)] {
+            let mut load = || below(&mut random, end) as u64;
+            let loads: Vec<[u64; 2]> = (0..num_ranks * count).map(|_| [load(), load()]).collect();
+            assert_eq!(microbatches(&loads, num_ranks), by_the_rule(&loads, num_ranks));
+        }
+    }
 }

@@ -40,6 +40,8 @@ pub(crate) fn differencing(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>>
         }
         let (Some((_, Reverse(a))), Some((_, Reverse(b)))) = (queue.pop(), queue.pop()) else { break };
         let mut subsets = std::mem::take(&mut partial[a]);
+        // What lies under none of b stays in its order.
+        let num_sorted = subsets.len().min(m - partial[b].len());
         // The fullest of b lie on the emptiest of a, of which the first m - len(a) are not even written down.
         for (place, subset) in (0..m).rev().zip(std::mem::take(&mut partial[b])) {
             let Some(under) = subsets.get_mut(place) else {
@@ -49,7 +51,7 @@ pub(crate) fn differencing(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>>
             next[under.last as usize] = subset.first;
             *under = Subset { load: plus(under.load, subset.load), first: under.first, last: subset.last };
         }
-        subsets.sort_by_key(|subset| (Reverse(worse(subset.load)), subset.first));
+        sort_behind(&mut subsets, num_sorted);
         queue.push((difference(&subsets), Reverse(a)));
         partial[a] = subsets;
     }
@@ -63,6 +65,23 @@ pub(crate) fn differencing(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>>
         }
     }
     Some(bucket)
+}
+
+/// Subsets that are put in their place one by one; more are sorted together with all others.
+const FEW: usize = 16;
+
+/// Sorts subsets, fullest first, of which all but those behind the first `num_sorted` are in order. Most often one is not.
+fn sort_behind(subsets: &mut [Subset], num_sorted: usize) {
+    let key = |subset: &Subset| (Reverse(worse(subset.load)), subset.first);
+    if subsets.len() - num_sorted > FEW {
+        subsets.sort_unstable_by_key(key);
+        return;
+    }
+    for end in num_sorted..subsets.len() {
+        let own = key(&subsets[end]);
+        let at = subsets[..end].partition_point(|before| key(before) < own);
+        subsets[at..=end].rotate_right(1);
+    }
 }
 
 #[cfg(test)]
@@ -99,5 +118,24 @@ mod tests {
         let costs = Costs { encoder_ns: vec![1; 200], llm_ns: vec![1; 200], bytes: None, tokens: None };
         let batch = SortedBatch::new(&costs, &Limits::new(200, 4));
         assert!(differencing(&batch, &Stop::when(&|| true)).is_none());
+    }
+
+    #[test]
+    fn subsets_behind_those_in_order_find_their_places() {
+        use crate::random::{below, generator};
+        let mut random = generator(7);
+        for (count, num_sorted) in [(1, 0), (9, 8), (40, 39), (40, 25), (40, 3), (5, 5)] {
+            let mut subset = |at: u32| {
+                let load = [0; 2].map(|_| below(&mut random, 9) as u32).map(i64::from);
+                Subset { load, first: at, last: at }
+            };
+            let mut subsets: Vec<Subset> = (0..count).map(&mut subset).collect();
+            let key = |subset: &Subset| (Reverse(worse(subset.load)), subset.first);
+            subsets[..num_sorted].sort_by_key(key);
+            let mut expected: Vec<_> = subsets.iter().map(key).collect();
+            expected.sort_unstable();
+            sort_behind(&mut subsets, num_sorted);
+            assert_eq!(subsets.iter().map(key).collect::<Vec<_>>(), expected);
+        }
     }
 }

@@ -11,6 +11,9 @@ const ASKED_EVERY: usize = 1 << 16;
 /// Samples times buckets that are all compared: some two seconds.
 const COMPARED_MAX: usize = 1 << 31;
 
+/// Buckets that are passed over together where none of them can be the least loaded.
+const BLOCK: usize = 64;
+
 /// Buckets of the least load that a sample chooses among beyond that: by the encoder's, the LLM's and the worse one each.
 const LEAST_LOOKED_AT: usize = 24;
 
@@ -40,16 +43,25 @@ pub(crate) fn greedy(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
 
 /// Greedy that looks at every bucket for every sample, as long as none is empty. The first empty bucket is as good as any
 /// other bucket or better: its worse load and its sum become the least, it has no samples, and it has room.
+///
+/// Of each block of buckets the least load of either resource is known. If a sample on top of these is worse than in the best
+/// bucket so far, it is so in every bucket of the block.
 fn greedy_among_all(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     let mut until_asked = 0;
     let mut load = vec![[0, 0]; batch.num_buckets];
     let mut count = vec![0_usize; batch.num_buckets];
     let mut held = vec![[0_u64; 2]; batch.num_buckets];
+    let mut least_of = vec![[0_i64; 2]; batch.num_buckets.div_ceil(BLOCK)];
+    let least_in = |block: &[Pair]| {
+        block.iter().fold([i64::MAX; 2], |least, load| [least[0].min(load[0]), least[1].min(load[1])])
+    };
     let mut bucket = Vec::with_capacity(batch.num_samples());
     for (sample, &cost) in batch.cost.iter().enumerate() {
         let size = batch.size(sample as u32);
         if sample < batch.num_buckets && (0..2).all(|c| size[c] <= batch.caps[c]) {
             (load[sample], count[sample], held[sample]) = (cost, 1, size);
+            let at = sample / BLOCK;
+            least_of[at] = least_in(&load[at * BLOCK..load.len().min((at + 1) * BLOCK)]);
             bucket.push(sample as u32);
             continue;
         }
@@ -62,19 +74,27 @@ fn greedy_among_all(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
         until_asked = until_asked.saturating_sub(batch.num_buckets);
         let room = [batch.caps[0] - size[0], batch.caps[1] - size[1]];
         let (mut least, mut best) = (i64::MAX, None);
-        for (b, &before) in load.iter().enumerate() {
-            let after = plus(before, cost);
-            // Nearly all buckets end here.
-            if worse(after) > least || held[b][0] > room[0] || held[b][1] > room[1] {
+        for (at, block) in load.chunks(BLOCK).enumerate() {
+            // Nearly all blocks end here.
+            if worse(plus(least_of[at], cost)) > least {
                 continue;
             }
-            let key = (worse(after), after[0] + after[1], count[b]);
-            if best.is_none_or(|(least, _)| key < least) {
-                (least, best) = (key.0, Some((key, b)));
+            for (b, &before) in (at * BLOCK..).zip(block) {
+                let after = plus(before, cost);
+                // Nearly all buckets end here.
+                if worse(after) > least || held[b][0] > room[0] || held[b][1] > room[1] {
+                    continue;
+                }
+                let key = (worse(after), after[0] + after[1], count[b]);
+                if best.is_none_or(|(least, _)| key < least) {
+                    (least, best) = (key.0, Some((key, b)));
+                }
             }
         }
         let (_, b) = best?;
         load[b] = plus(load[b], cost);
+        let at = b / BLOCK;
+        least_of[at] = least_in(&load[at * BLOCK..load.len().min((at + 1) * BLOCK)]);
         count[b] += 1;
         held[b] = [held[b][0] + size[0], held[b][1] + size[1]];
         bucket.push(b as u32);
@@ -192,7 +212,9 @@ mod tests {
 
     #[test]
     fn the_first_samples_go_to_empty_buckets_as_the_rule_says() {
-        for (num_samples, end, num_buckets) in [(300, 1_000, 40), (300, 3, 40), (300, 1, 40), (30, 9, 60)] {
+        let cases =
+            [(300, 1_000, 40), (300, 3, 40), (300, 1, 40), (30, 9, 60), (900, 50, 150), (700, 1_000, 128)];
+        for (num_samples, end, num_buckets) in cases {
             for cap in [None, Some(60), Some(130)] {
                 let costs = costs(num_samples, end, true);
                 let limits = Limits { bucket_tokens_max: cap, ..Limits::new(num_samples, num_buckets) };

@@ -6,7 +6,7 @@ use crate::place::shares::PartCosts;
 use crate::scheduler::StepScheduler;
 use dflop_cost::{EncoderLayers, StageLayers, Typical};
 use dflop_schedule::Costs;
-use dflop_types::{SampleIndex, SampleShape};
+use dflop_types::SampleIndex;
 
 /// What one batch costs, sample by sample. Times of both components can be compared ([`StepScheduler::costs`]).
 pub(crate) struct BatchCosts {
@@ -41,19 +41,8 @@ impl StepScheduler {
         batch: &[SampleIndex],
         num_microbatches: u32,
     ) -> Result<BatchCosts, StepError> {
-        let num_samples = self.shapes.len();
-        if let Some(&sample) = batch.iter().find(|s| s.index() >= num_samples) {
-            return Err(StepError::UnknownSample { sample, num_samples });
-        }
+        let typical = self.typical_in(batch, num_microbatches)?;
         let (llm_dp, encoder_dp) = (u64::from(self.settings.layout.llm.dp), u64::from(self.num_encoders()));
-        let filled = |replicas: u64| (u64::from(num_microbatches) * replicas).min(batch.len() as u64).max(1);
-        let sum = |of: fn(&SampleShape) -> u64| batch.iter().map(|&s| of(self.shape(s))).sum::<u64>();
-        let typical = Typical {
-            encoder_tokens: [sum(|s| s.tower_tokens()[0]), sum(|s| s.tower_tokens()[1])]
-                .map(|tokens| tokens / filled(encoder_dp)),
-            llm_tokens: sum(|s| u64::from(s.llm_tokens)) / filled(llm_dp),
-            label_tokens: sum(|s| u64::from(s.label_tokens)) / filled(llm_dp),
-        };
         let stage_ns = |stage: &StageLayers| -> Vec<u64> {
             let of_sample = |&s: &SampleIndex| {
                 let ns = self.balanced_model().sample_stage_ns(self.shape(s), typical, *stage);
@@ -91,6 +80,33 @@ impl StepScheduler {
         let scaled = encoder_ns.iter().map(|&ns| ns.saturating_mul(llm_dp) / encoder_dp).collect();
         let costs = Costs { encoder_ns: scaled, llm_ns, bytes: None, tokens: self.capped_tokens(batch) };
         Ok(BatchCosts { costs, encoder_ns, part_ns, typical })
+    }
+
+    /// The size of a microbatch where a batch fills so many of each replica.
+    pub(crate) fn typical_in(
+        &self,
+        batch: &[SampleIndex],
+        num_microbatches: u32,
+    ) -> Result<Typical, StepError> {
+        let num_samples = self.shapes.len();
+        if let Some(&sample) = batch.iter().find(|s| s.index() >= num_samples) {
+            return Err(StepError::UnknownSample { sample, num_samples });
+        }
+        let (llm_dp, encoder_dp) = (u64::from(self.settings.layout.llm.dp), u64::from(self.num_encoders()));
+        let filled = |replicas: u64| (u64::from(num_microbatches) * replicas).min(batch.len() as u64).max(1);
+        let (mut encoder_tokens, mut llm_tokens, mut label_tokens) = ([0; 2], 0, 0);
+        for shape in batch.iter().map(|&sample| self.shape(sample)) {
+            for (sum, tokens) in encoder_tokens.iter_mut().zip(shape.tower_tokens()) {
+                *sum += tokens;
+            }
+            llm_tokens += u64::from(shape.llm_tokens);
+            label_tokens += u64::from(shape.label_tokens);
+        }
+        Ok(Typical {
+            encoder_tokens: encoder_tokens.map(|tokens: u64| tokens / filled(encoder_dp)),
+            llm_tokens: llm_tokens / filled(llm_dp),
+            label_tokens: label_tokens / filled(llm_dp),
+        })
     }
 
     /// The cost of a sample on a component, corrected by what measured steps showed.

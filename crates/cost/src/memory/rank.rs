@@ -4,7 +4,7 @@ use crate::cost::CostModel;
 use crate::memory::bytes::{RankMemory, RankMicrobatch, RankRole};
 use crate::memory::footprint::Bytes;
 use crate::memory::walk::{End, Gathered, GatheredEnd, MicrobatchBytes, Piece};
-use crate::module::{Module, gradient_bytes, is_layer};
+use crate::module::{Module, gradient_bytes, in_forward, is_layer};
 use crate::sharding::Sharding;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
 use dflop_types::{ModelProfile, Zero};
@@ -23,9 +23,9 @@ impl CostModel {
     pub(crate) fn encoder_modules(&self, stage: EncoderLayers) -> Vec<(&'static str, &Module, u64)> {
         let mut held: Vec<_> = self.encoder_modules_of(stage).filter(|held| held.2 > 0).collect();
         // Of the layers those come first that recompute everything beside others that do not.
-        held.sort_by_key(|(name, module, _)| {
-            (module.tower, ModelProfile::is_projector(name), is_layer(name))
-        });
+        if self.has_first_layers() {
+            held.sort_by_key(|(name, module, _)| in_forward(name, module));
+        }
         held
     }
 

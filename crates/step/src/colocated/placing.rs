@@ -106,7 +106,7 @@ impl StepScheduler {
         let most = self.settings.num_microbatches;
         let mut count = 1;
         loop {
-            match self.placed(step, batch, &way(count)).and_then(|schedule| self.fitting(schedule)) {
+            match self.placed_within(step, batch, &way(count)) {
                 Err(StepError::Memory { .. } | StepError::Tokens { .. }) if count < most => {
                     let more = if self.meets() == Meets::Phase { count.div_ceil(4) } else { count };
                     count = (count + more).min(most);
@@ -164,7 +164,7 @@ impl StepScheduler {
             // The samples of some rank do not fit its microbatches: fill all microbatches anew, each within its cap.
             None => return self.capped(step, batch, self.settings.num_microbatches, halt),
         };
-        let schedule = self.placed(step, batch, &bucket).and_then(|schedule| self.fitting(schedule))?;
+        let schedule = self.placed_within(step, batch, &bucket)?;
         Ok(bounded(schedule, &assignment))
     }
 
@@ -302,7 +302,7 @@ impl StepScheduler {
 
     /// As [`StepScheduler::fewest_by_bytes`], of a model that may recompute less.
     fn fewest_by_bytes_of(&self, model: &CostModel, batch: &[SampleIndex]) -> Result<u32, StepError> {
-        let typical = self.costs_in(batch, 1)?.typical;
+        let typical = self.typical_in(batch, 1)?;
         let Some(fractions) = self.colocated_fractions(model, batch, typical, 0) else { return Ok(1) };
         let sum: u128 = fractions.iter().map(|&fraction| u128::from(fraction)).sum();
         let ranks = u128::from(self.settings.layout.llm.dp);
@@ -322,8 +322,8 @@ impl StepScheduler {
         let costs = self.costs_in(batch, count)?;
         let found = |fractions: Option<Vec<u64>>| {
             let assignment = self.assigned(step, batch, &costs, count, fractions, Effort::Until(halt))?;
-            let placed = self.placed(step, batch, &assignment.bucket)?;
-            self.fitting(placed).map(|schedule| bounded(schedule, &assignment))
+            let schedule = self.placed_within(step, batch, &assignment.bucket)?;
+            Ok(bounded(schedule, &assignment))
         };
         let mut worst = match found(None) {
             Err(error @ StepError::Memory { .. }) => error,
@@ -405,13 +405,12 @@ impl StepScheduler {
         }
     }
 
-    /// The shares of a microbatch of which each tensor group encodes what it reads.
-    fn own_shares(&self, costs: &BatchCosts, bucket: &[u32], positions: &[usize]) -> shares::Shares {
+    /// The shares of a microbatch of which each tensor group encodes what it reads. Without `costs` a group has one encoder
+    /// replica.
+    fn own_shares(&self, costs: Option<&BatchCosts>, bucket: &[u32], positions: &[usize]) -> shares::Shares {
         let ranks = self.settings.layout.llm.dp;
         let rank_of: Vec<u32> = positions.iter().map(|&at| bucket[at] % ranks).collect();
-        if self.encoders_per_group() == 1 {
-            return shares::whole(&rank_of, ranks);
-        }
+        let Some(costs) = costs else { return shares::whole(&rank_of, ranks) };
         let mut of_group = vec![Vec::new(); ranks as usize];
         for (at, &rank) in rank_of.iter().enumerate() {
             of_group[rank as usize].push(at);
@@ -429,17 +428,46 @@ impl StepScheduler {
     /// The schedule of samples in these buckets (microbatch x ranks + rank), with its makespan. Each rank encodes the samples
     /// that it reads.
     fn placed(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
-        let ranks = self.settings.layout.llm.dp;
-        let count = bucket.iter().map(|&bucket| bucket / ranks + 1).max().unwrap_or(1);
-        let of_batch = self.costs_in(batch, count)?;
-        let own = |positions: &[usize]| self.own_shares(&of_batch, bucket, positions);
-        let mut schedule = self.as_schedule(step, batch, self.place(batch, bucket, own));
-        let costs = Costs { tokens: None, ..of_batch.costs };
+        self.priced(batch, bucket, self.unpriced(step, batch, bucket)?)
+    }
+
+    /// As [`StepScheduler::placed`], where the schedule keeps the cap on tokens and the memory budget. What does not is not
+    /// priced: that takes longer than to find it out.
+    fn placed_within(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
+        let schedule = self.unpriced(step, batch, bucket)?;
+        self.check_limits(&schedule)?;
+        self.priced(batch, bucket, schedule)
+    }
+
+    /// As [`StepScheduler::placed`], without loads, bound and makespan.
+    fn unpriced(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
+        // Only a group of several encoder replicas divides what it encodes by cost.
+        let per_group = self.encoders_per_group();
+        let costs = (per_group > 1).then(|| self.costs_in(batch, self.count_of(bucket))).transpose()?;
+        let own = |positions: &[usize]| self.own_shares(costs.as_ref(), bucket, positions);
+        Ok(self.as_schedule(step, batch, self.place(batch, bucket, own)))
+    }
+
+    /// The schedule with its loads, its bound and its makespan.
+    fn priced(
+        &self,
+        batch: &[SampleIndex],
+        bucket: &[u32],
+        mut schedule: Schedule,
+    ) -> Result<Schedule, StepError> {
+        let (ranks, count) = (self.settings.layout.llm.dp, self.count_of(bucket));
+        let costs = Costs { tokens: None, ..self.costs_in(batch, count)?.costs };
         let (encoder_ns, llm_ns) = loads(&costs, bucket, count * ranks);
         schedule.max_load_ns = self.meets().wait_ns(&encoder_ns, &llm_ns, count);
         schedule.predicted_makespan_ns = self.makespan_ns(&schedule)?;
         schedule.lower_bound_ns = mean(&encoder_ns, ranks).saturating_add(mean(&llm_ns, ranks));
         Ok(schedule)
+    }
+
+    /// Microbatches of a rank up to the last one that has samples in these buckets.
+    fn count_of(&self, bucket: &[u32]) -> u32 {
+        let ranks = self.settings.layout.llm.dp;
+        bucket.iter().map(|&bucket| bucket / ranks + 1).max().unwrap_or(1)
     }
 }
 

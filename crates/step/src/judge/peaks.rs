@@ -170,11 +170,16 @@ fn rank_steps<'a>(
     microbatches: &'a [RankMicrobatch],
     Run { actions, openings }: Run<'a>,
 ) -> RankSteps<'a> {
+    let (copies_rows, sharding) = (copies_rows(scheduler, stage), sharding(scheduler, role));
+    RankSteps { role, microbatches, actions, openings, copies_rows, sharding }
+}
+
+/// Whether a rank whose first stage is `stage` copies feature rows. It does only at the boundary: between two stages of a replica
+/// all rows are passed on as they are.
+fn copies_rows(scheduler: &StepScheduler, stage: usize) -> bool {
     let layout = scheduler.settings.layout;
-    // Rows are copied only at the boundary. Between two stages of a replica all rows are passed on as they are.
     let boundary = layout.encoder.pp as usize;
-    let copies_rows = (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1;
-    RankSteps { role, microbatches, actions, openings, copies_rows, sharding: sharding(scheduler, role) }
+    (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1
 }
 
 fn rank_peak(
@@ -221,14 +226,27 @@ impl StepScheduler {
 
     /// As [`StepScheduler::encoder_alone`], for the `share` of the sample that one replica encodes.
     fn encoder_part_alone(&self, share: &SampleShape) -> u64 {
-        let stages = roles(self).into_iter().enumerate().take(self.encoder_stages.len());
-        stages.map(|(stage, role)| self.role_alone(stage, role, share)).max().unwrap_or(0)
+        self.fullest_alone(roles(self).into_iter().enumerate().take(self.encoder_stages.len()), share)
     }
 
     /// As [`StepScheduler::alone`], for the fullest LLM rank.
     pub fn llm_alone(&self, sample: &SampleShape) -> u64 {
-        let stages = roles(self).into_iter().enumerate().skip(self.encoder_stages.len());
-        stages.map(|(stage, role)| self.role_alone(stage, role, sample)).max().unwrap_or(0)
+        self.fullest_alone(roles(self).into_iter().enumerate().skip(self.encoder_stages.len()), sample)
+    }
+
+    /// What the fullest of these ranks needs for a sample. Ranks that hold the same and send the same need the same: of a deep
+    /// pipeline few differ. With chunks a rank's list counts too.
+    fn fullest_alone(&self, stages: impl Iterator<Item = (usize, RankRole)>, sample: &SampleShape) -> u64 {
+        let mut asked: Vec<(RankRole, bool)> = Vec::new();
+        let mut most = 0;
+        for (stage, role) in stages {
+            let key = (role, copies_rows(self, stage));
+            if self.settings.layout.is_interleaved() || !asked.contains(&key) {
+                asked.push(key);
+                most = self.role_alone(stage, role, sample).max(most);
+            }
+        }
+        most
     }
 
     fn role_alone(&self, stage: usize, role: RankRole, sample: &SampleShape) -> u64 {

@@ -34,7 +34,16 @@ impl StepScheduler {
     /// # Errors
     /// As [`StepScheduler::step_input`], and [`StepError::Sim`] where times overflow.
     pub fn simulate(&self, schedule: &Schedule) -> Result<Timeline, StepError> {
-        Ok(play(&self.step_input(schedule)?, schedule)?)
+        Ok(self.simulate_covered(schedule)?.0)
+    }
+
+    /// The predicted timeline of a schedule, and how much of what is predicted for it was measured.
+    ///
+    /// # Errors
+    /// As [`StepScheduler::simulate`].
+    pub fn simulate_covered(&self, schedule: &Schedule) -> Result<(Timeline, Coverage), StepError> {
+        let Predicted { input, coverage } = self.predicted(schedule)?;
+        Ok((play(&input, schedule)?, coverage))
     }
 
     /// Makespan of a schedule whose degrees and samples have been checked, in nanoseconds.

@@ -24,32 +24,66 @@ pub struct Traffic {
     pub num_cut_samples: u64,
 }
 
-/// Chooses a replica for each share, so that much of what the share sends stays on the replica's node. `sent[share][node]`
-/// is the number of tokens that a share sends to a node, and `node_of` is the node of each replica. The shares with the
-/// largest amounts choose first.
-fn near(sent: &[Vec<u64>], node_of: &[usize]) -> Vec<usize> {
-    let mut wishes: Vec<(u64, usize, usize)> = Vec::new();
-    for (share, by_node) in sent.iter().enumerate() {
-        wishes
-            .extend(by_node.iter().enumerate().filter(|w| *w.1 > 0).map(|(node, &sent)| (sent, share, node)));
+/// What a share sends: nodes in ascending order, each with the number of tokens. Those that get nothing are left out.
+type Sent = Vec<(usize, u64)>;
+
+/// Adds up what goes to the same node.
+fn summed(mut sent: Sent) -> Sent {
+    sent.retain(|&(_, tokens)| tokens > 0);
+    sent.sort_unstable_by_key(|&(node, _)| node);
+    sent.dedup_by(|next, sum| {
+        let is_same = next.0 == sum.0;
+        if is_same {
+            sum.1 += next.1;
+        }
+        is_same
+    });
+    sent
+}
+
+/// Chooses a replica for each share, so that much of what the share sends stays on the replica's node. `sent` is what each
+/// share sends, and `node_of` is the node of each replica. The shares with the largest amounts choose first.
+///
+/// *Complexity*: O(n log n) for n replicas and amounts.
+fn near(sent: &[Sent], node_of: &[usize]) -> Vec<usize> {
+    let mut wishes: Vec<(u64, usize, usize)> = Vec::with_capacity(sent.len());
+    for (share, sent) in sent.iter().enumerate() {
+        wishes.extend(sent.iter().map(|&(node, tokens)| (tokens, share, node)));
     }
-    wishes.sort_unstable_by_key(|&(sent, share, node)| (Reverse(sent), share, node));
+    wishes.sort_unstable_by_key(|&(tokens, share, node)| (Reverse(tokens), share, node));
+    // The first replica of each node, and the next one of the same node after each replica. Those that are taken are passed over
+    // when they would be chosen.
+    let mut first_of: Vec<Option<usize>> = vec![None; node_of.iter().max().map_or(0, |most| most + 1)];
+    let mut next_of: Vec<Option<usize>> = vec![None; node_of.len()];
+    for (replica, &node) in node_of.iter().enumerate().rev() {
+        next_of[replica] = first_of[node].replace(replica);
+    }
     let mut replica_of: Vec<Option<usize>> = vec![None; sent.len()];
     let mut is_free = vec![true; node_of.len()];
     for (_, share, node) in wishes {
+        if replica_of[share].is_some() {
+            continue;
+        }
         let at_home = (node_of[share] == node && is_free[share]).then_some(share);
-        let free = || (0..node_of.len()).find(|&r| is_free[r] && node_of[r] == node);
-        if replica_of[share].is_none()
-            && let Some(replica) = at_home.or_else(free)
-        {
+        let free = || {
+            let first = first_of.get_mut(node)?;
+            while let Some(replica) = first.filter(|&replica| !is_free[replica]) {
+                *first = next_of[replica];
+            }
+            *first
+        };
+        if let Some(replica) = at_home.or_else(free) {
             replica_of[share] = Some(replica);
             is_free[replica] = false;
         }
     }
+    let mut next = 0;
     for (share, chosen) in replica_of.iter_mut().enumerate() {
         if chosen.is_none() {
-            let replica = if is_free[share] { Some(share) } else { is_free.iter().position(|&free| free) };
-            let replica = replica.expect("there are as many replicas as shares");
+            while next < is_free.len() && !is_free[next] {
+                next += 1;
+            }
+            let replica = if is_free[share] { share } else { next };
             *chosen = Some(replica);
             is_free[replica] = false;
         }
@@ -114,9 +148,11 @@ impl StepScheduler {
             cut.dedup();
             traffic.num_cut_samples += cut.len() as u64;
             for (replica, by_node) in self.sent(llm, &by_group(encoder)).iter().enumerate() {
-                let sent: u64 = by_node.iter().sum();
-                traffic.feature_tokens += sent;
-                traffic.feature_tokens_across += sent - by_node[self.encoder_node(replica as u32)];
+                let own = self.encoder_node(replica as u32);
+                for &(node, tokens) in by_node {
+                    traffic.feature_tokens += tokens;
+                    traffic.feature_tokens_across += if node == own { 0 } else { tokens };
+                }
             }
         }
         Ok(traffic)
@@ -134,24 +170,21 @@ impl StepScheduler {
         self.node(layout.rank(replica, StageIndex(layout.encoder.pp - 1)))
     }
 
-    /// `[encoder replica][node]`: the feature tokens that the replica sends to LLM replicas of the node.
-    fn sent(&self, llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<u64>> {
+    /// The feature tokens that each encoder replica sends to LLM replicas, by their nodes.
+    fn sent(&self, llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Sent> {
         let layout = self.settings.layout;
         let first = StageIndex(layout.encoder.pp);
         let first_ranks = (0..layout.llm.dp).map(|replica| self.node(layout.rank(replica, first)));
         let node_of: Vec<usize> = first_ranks.collect();
-        let num_nodes = 1 + self.node(Rank(layout.num_ranks() - 1));
         let holders = work::holders(llm);
         let of_replica = |(replica, shares): (usize, &Vec<EncoderShare>)| {
-            let mut by_node = vec![0; num_nodes];
-            for share in shares {
-                let held = work::holder(&holders, share.sample);
+            let of_share = |share: &EncoderShare| {
                 // A colocated rank sends nothing to itself.
-                if let Some(holder) = held.filter(|&holder| !layout.is_colocated() || holder != replica) {
-                    by_node[node_of[holder]] += self.feature_tokens(share);
-                }
-            }
-            by_node
+                let is_sent = |&holder: &usize| !layout.is_colocated() || holder != replica;
+                let holder = work::holder(&holders, share.sample).filter(is_sent)?;
+                Some((node_of[holder], self.feature_tokens(share)))
+            };
+            summed(shares.iter().filter_map(of_share).collect())
         };
         encoder.iter().enumerate().map(of_replica).collect()
     }
@@ -168,16 +201,11 @@ impl StepScheduler {
     /// Features that stay on their rank are not sent.
     pub(crate) fn at_home(&self, llm: &[Vec<SampleIndex>], encoder: &mut [Vec<EncoderShare>]) {
         let holders = work::holders(llm);
-        let of_rank = |shares: &Vec<EncoderShare>| {
-            let mut by_rank = vec![0; llm.len()];
-            for share in shares {
-                if let Some(holder) = work::holder(&holders, share.sample) {
-                    by_rank[holder] += self.feature_tokens(share);
-                }
-            }
-            by_rank
+        let of_share = |share: &EncoderShare| {
+            work::holder(&holders, share.sample).map(|holder| (holder, self.feature_tokens(share)))
         };
-        let sent: Vec<Vec<u64>> = encoder.iter().map(of_rank).collect();
+        let of_rank = |shares: &Vec<EncoderShare>| summed(shares.iter().filter_map(of_share).collect());
+        let sent: Vec<Sent> = encoder.iter().map(of_rank).collect();
         let per_group = (encoder.len() / llm.len().max(1)).max(1);
         let ranks: Vec<usize> = (0..encoder.len()).map(|replica| replica / per_group).collect();
         let mut placed = vec![Vec::new(); encoder.len()];
@@ -212,14 +240,43 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn sparse(sent: &[Vec<u64>]) -> Vec<Sent> {
+        sent.iter().map(|by_node| summed(by_node.iter().copied().enumerate().collect())).collect()
+    }
+
     #[test]
     fn the_largest_amounts_choose_their_node_first() {
+        let near = |sent: &[Vec<u64>], node_of: &[usize]| near(&sparse(sent), node_of);
         // Replicas 0 and 1 on node 0, 2 on node 1. Share 0 sends most to node 1, share 2 a little.
         let sent = [vec![0, 90], vec![5, 0], vec![10, 20]];
         assert_eq!(near(&sent, &[0, 0, 1]), [2, 1, 0]);
         // No move would gain anything, so all shares stay.
         assert_eq!(near(&[vec![0, 0], vec![0, 0]], &[0, 1]), [0, 1]);
         assert_eq!(near(&[vec![3, 0], vec![0, 3]], &[0, 1]), [0, 1]);
+        assert_eq!(summed(vec![(2, 5), (0, 0), (1, 4), (2, 3)]), [(1, 4), (2, 8)]);
+    }
+
+    /// The rule, word by word: each wish in its turn looks at all replicas.
+    fn by_the_rule(sent: &[Sent], node_of: &[usize]) -> Vec<usize> {
+        let mut wishes: Vec<(Reverse<u64>, usize, usize)> = Vec::new();
+        for (share, sent) in sent.iter().enumerate() {
+            wishes.extend(sent.iter().map(|&(node, tokens)| (Reverse(tokens), share, node)));
+        }
+        wishes.sort_unstable();
+        let (mut chosen, mut taken) = (vec![None; sent.len()], Vec::new());
+        let mut take = |chosen: &mut Vec<Option<usize>>, share: usize, is_fit: &dyn Fn(usize) -> bool| {
+            let own_first = std::iter::once(share).chain(0..node_of.len());
+            let found = own_first.into_iter().find(|&r| is_fit(r) && !taken.contains(&r));
+            if let (None, Some(replica)) = (chosen[share], found) {
+                chosen[share] = Some(replica);
+                taken.push(replica);
+            }
+        };
+        for (_, share, node) in wishes {
+            take(&mut chosen, share, &|replica| node_of[replica] == node);
+        }
+        (0..sent.len()).for_each(|share| take(&mut chosen, share, &|_| true));
+        chosen.into_iter().flatten().collect()
     }
 
     proptest! {
@@ -227,7 +284,9 @@ mod tests {
         fn every_share_has_a_replica_of_its_own(
             sent in prop::collection::vec(prop::collection::vec(0u64..9, 3), 1..9), nodes in prop::collection::vec(0usize..3, 9)
         ) {
-            let mut chosen = near(&sent, &nodes[..sent.len()]);
+            let (sent, node_of) = (sparse(&sent), &nodes[..sent.len()]);
+            let mut chosen = near(&sent, node_of);
+            prop_assert_eq!(&chosen, &by_the_rule(&sent, node_of));
             chosen.sort_unstable();
             prop_assert_eq!(chosen, (0..sent.len()).collect::<Vec<_>>());
         }

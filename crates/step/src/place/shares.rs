@@ -2,6 +2,7 @@
 
 use dflop_types::PartRange;
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// For each replica what it encodes: positions in a list of samples, each with a run of parts; `None`: all parts.
 pub(crate) type Shares = Vec<Vec<(usize, Option<PartRange>)>>;
@@ -62,9 +63,10 @@ pub(crate) fn whole(replica_of: &[u32], replicas: u32) -> Shares {
 /// is cut between the parts nearest to the end of a room: at most half a part too much at either end of a run
 /// ```
 ///
-/// *Complexity*: O(n (r log r + r g)) for r replicas and g groups of equal parts.
+/// *Complexity*: O(r + n log r) for r replicas and n samples, and O(log r + g) for each run of a sample with g groups of equal
+/// parts.
 pub(crate) fn spread(costs: &[&PartCosts], replicas: u32) -> Shares {
-    spread_over(costs, vec![0; (replicas as usize).max(1)])
+    spread_over(costs, &vec![0; (replicas as usize).max(1)])
 }
 
 /// As `spread`, for replicas that are not equally fast. `slowness` is that of each replica in thousandths: 1,200 takes 1.2
@@ -80,11 +82,11 @@ pub(crate) fn spread_by_speed(costs: &[&PartCosts], slowness: &[u32]) -> Shares 
     let all_ns = sum as f64 / slowness.iter().map(|s| 1.0 / slow(s)).sum::<f64>();
     let lacks: Vec<f64> = slowness.iter().map(|s| all_ns - all_ns / slow(s)).collect();
     let least = lacks.iter().copied().fold(0.0, f64::min);
-    spread_over(costs, lacks.iter().map(|ns| (ns - least).round() as u64).collect())
+    spread_over(costs, &lacks.iter().map(|ns| (ns - least).round() as u64).collect::<Vec<u64>>())
 }
 
 /// As `spread`, for replicas that already have the loads `load_ns`.
-fn spread_over(costs: &[&PartCosts], mut load_ns: Vec<u64>) -> Shares {
+fn spread_over(costs: &[&PartCosts], load_ns: &[u64]) -> Shares {
     let replicas = load_ns.len();
     let of_costs = costs.iter().map(|costs| total(costs));
     let sum = of_costs.chain(load_ns.iter().copied()).fold(0, u64::saturating_add);
@@ -92,35 +94,43 @@ fn spread_over(costs: &[&PartCosts], mut load_ns: Vec<u64>) -> Shares {
     let mut order: Vec<usize> = (0..costs.len()).collect();
     order.sort_by_key(|&at| (num_parts(costs[at]) > 1, Reverse(total(costs[at])), at));
     let mut shares: Shares = vec![Vec::new(); replicas];
+    // The replica with the largest room is on top; of equal ones that with fewer shares.
+    let of_replica = |(replica, &ns): (usize, &u64)| Reverse((ns, 0, replica));
+    let mut by_room: BinaryHeap<Reverse<(u64, usize, usize)>> =
+        load_ns.iter().enumerate().map(of_replica).collect();
+    let mut visited = Vec::new();
     for at in order {
         let (costs, sample_ns) = (costs[at], total(costs[at]));
-        let mut by_room: Vec<usize> = (0..replicas).collect();
-        by_room.sort_by_key(|&replica| (load_ns[replica], shares[replica].len(), replica));
-        let (parts, freest) = (num_parts(costs), by_room[0]);
-        if parts < 2 || load_ns[freest].saturating_add(sample_ns) <= even_ns {
-            shares[freest].push((at, None));
-            load_ns[freest] = load_ns[freest].saturating_add(sample_ns);
+        let parts = num_parts(costs);
+        let mut freest = by_room.peek_mut().expect("there is a replica");
+        let Reverse((freest_ns, num_shares, replica)) = &mut *freest;
+        if parts < 2 || freest_ns.saturating_add(sample_ns) <= even_ns {
+            shares[*replica].push((at, None));
+            (*freest_ns, *num_shares) = (freest_ns.saturating_add(sample_ns), *num_shares + 1);
             continue;
         }
+        drop(freest);
         let (mut first, mut filled_ns) = (0, 0u64);
-        for (turn, replica) in (1..).zip(by_room) {
-            filled_ns = filled_ns.saturating_add(even_ns.saturating_sub(load_ns[replica]));
+        while let Some(Reverse((mut load_ns, mut num_shares, replica))) = by_room.pop() {
+            filled_ns = filled_ns.saturating_add(even_ns.saturating_sub(load_ns));
             // The rooms together are large enough for all samples that are left. The last replica takes the rest in any
             // case, because sums that pass 64 bits are cut off.
-            let is_last = filled_ns >= sample_ns || turn == replicas;
+            let is_last = filled_ns >= sample_ns || by_room.is_empty();
             let end = if is_last { parts } else { nearest(costs, filled_ns) };
             if end > first {
                 let is_whole = first == 0 && end == parts;
                 let range = (!is_whole).then_some(PartRange { first, count: end - first });
                 shares[replica].push((at, range));
                 let run_ns = before(costs, end) - before(costs, first);
-                load_ns[replica] = load_ns[replica].saturating_add(run_ns);
+                (load_ns, num_shares) = (load_ns.saturating_add(run_ns), num_shares + 1);
                 first = end;
             }
+            visited.push(Reverse((load_ns, num_shares, replica)));
             if first == parts {
                 break;
             }
         }
+        by_room.extend(visited.drain(..));
     }
     // Shares stand in the order of the samples, as whole samples would.
     for share in &mut shares {
