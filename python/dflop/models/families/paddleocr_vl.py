@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration
-from transformers.models.paddleocr_vl.modeling_paddleocr_vl import PaddleOCRVLModel
+from transformers.models.paddleocr_vl.configuration_paddleocr_vl import PaddleOCRVisionConfig
+from transformers.models.paddleocr_vl.modeling_paddleocr_vl import PaddleOCRVisionEmbeddings, PaddleOCRVLModel
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from dflop.models import media as decoding
@@ -86,9 +87,16 @@ def _lay_out(pages: tuple[tuple[int, int], ...], geometry: Geometry) -> Places:
     before_T = (counts.cumsum(0) - counts).repeat_interleave(counts)
     inputs_T = before_T + positions_T2[:, 0] * columns.repeat_interleave(counts) + positions_T2[:, 1]
     learnt = get_vision_interpolation_indices_and_weights(
-        grid, geometry.grid_side, align_corners=False, spatial_merge_size=geometry.merge
+        grid, geometry.grid_side, align_corners=_meets_at_corners(), spatial_merge_size=geometry.merge
     )
     return Places(inputs_T, positions_T2, *learnt, tuple(counts.tolist()))
+
+
+@functools.cache
+def _meets_at_corners() -> bool:
+    """Whether corners of a page and of the table are at one place, as in older releases of transformers."""
+    config = PaddleOCRVisionConfig(hidden_size=8, num_attention_heads=1, image_size=14)
+    return bool(PaddleOCRVisionEmbeddings(config).interpolation_align_corners)
 
 
 def embed(embeddings: Any, inputs_NC: torch.Tensor, places: Places) -> torch.Tensor:
@@ -172,8 +180,10 @@ class PaddleOcrVl(PatchFamily):
     def rules(self) -> list[Rule]:
         """See `FamilyAdapter.rules`."""
         kind, biases = self.vision.model_type, self.text.use_bias
+        # Files of the hub name the whole model there; transformers before 5.23 leaves it so.
+        is_known = kind in ("paddleocr_vl_vision", "paddleocr_vl")
         return [
-            Rule("vision_config.model_type", kind, kind == "paddleocr_vl_vision", "paddleocr_vl_vision"),
+            Rule("vision_config.model_type", kind, is_known, "paddleocr_vl_vision"),
             Rule("text_config.use_bias", biases, not biases, "false"),
         ]
 
