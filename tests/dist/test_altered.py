@@ -39,6 +39,7 @@ def found(demo, tmp_path, asked):
     return json.loads(out.read_text())
 
 
+@pytest.mark.more
 def test_slow_samples_sleep_as_long_as_was_drawn(demo, tmp_path):
     """Two steps are an epoch: each slow sample sleeps once in its forward and once in its backward."""
     asked = {"slow": [[0.2, 4.0], [0.1, 2.0]], "steps": 3, "counted": 1}

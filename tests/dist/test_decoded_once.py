@@ -98,7 +98,7 @@ def test_the_first_rank_of_a_group_decodes_and_all_train(layout, workers, demo, 
         )
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("layout", "workers"), [((1, 1, {"llm_tp": 2}), 1), ((2, 3, {"llm_tp": 2}), 0)], ids=str
 )

@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_one_process(layout, demo, tmp_path):
     assert first["bad"] == []
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     "layout", [(1, 1, 1), (2, 3), pytest.param((2, 1), marks=pytest.mark.layouts)], ids=str
 )

@@ -72,7 +72,7 @@ def test_the_peak_of_a_step_is_under_the_prediction(counted, tmp_path):
     assert "MiB, measured" in summary[0]
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("placement", "encoder", "llm"),
     [
@@ -197,7 +197,7 @@ def first(counted, tmp_path_factory):
 FEWER = {"1f1b"}
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.layouts] * (name in FEWER)) for name in LISTS]
 )

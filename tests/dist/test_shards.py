@@ -163,7 +163,7 @@ def one_rank(rank, num_ranks, directory, stacks):
     return scales
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize(("num_ranks", "stacks"), [(2, STACKS), (4, ON_FOUR)])
 def test_cut_layers_with_collectives_are_the_whole_layer(tmp_path, num_ranks, stacks):
     """On four ranks the two heads of keys and values of an LLM lie on two ranks each."""

@@ -69,7 +69,7 @@ def test_tensor_parallelism_trains_as_one_process(layout, tensor, sharding, mode
     run(layout, tensor, sharding, 3, model_dir, oracles(frozen_none), tmp_path)
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 # 2 heads of keys and values of the LLM on 4 ranks: each on two of them. A vocabulary of 300 divides.
 @pytest.mark.parametrize(("placed", "dp", "tp"), [("text", 2, 2), ("uneven", 1, 4)])
 def test_ranks_that_hold_both_components_share_their_layers(placed, dp, tp, model_dir, oracles, tmp_path):
@@ -81,6 +81,7 @@ def test_ranks_that_hold_both_components_share_their_layers(placed, dp, tp, mode
 
 
 # `uneven` too has ranks without media beside ranks with media.
+@pytest.mark.more
 @pytest.mark.parametrize("placed", [pytest.param("text", marks=pytest.mark.layouts), "uneven"])
 def test_layers_gathered_one_by_one_are_cut_as_well(placed, model_dir, oracles, tmp_path):
     """ZeRO-3: replicas x tensor group; a rank without samples meets its replicas, and nobody of its group sums."""
@@ -245,7 +246,7 @@ def test_a_checkpoint_of_one_degree_is_read_by_another(saved, read, model_dir, t
     write_and_read(saved, read, model_dir, tmp_path)
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("saved", "read"),
     [

@@ -154,7 +154,7 @@ def planned(demo, tmp_path):
     return {"num_ranks": 5, "plan": str(plan), "model_profile": str(path)}
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     # The first is the second without replicas.
     "layout",

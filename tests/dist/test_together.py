@@ -217,7 +217,7 @@ def test_ranks_that_differ_are_refused_by_what_differs(tmp_path):
     assert not (tmp_path / "partial.jsonl").exists()
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_rank_that_fails_while_the_other_waits_for_it_is_named(tmp_path, is_killed):
     """It leaves word of why, or is killed without one; the other sees the connection close, and does not hang."""
