@@ -392,6 +392,7 @@ def test_states_are_cut_inside_each_component_of_a_pipeline(layout, sharding, mo
     check(plan, schedule, model_dir, oracles(frozen_none), tmp_path)
 
 
+@pytest.mark.more
 def test_each_rank_keeps_its_share(model_dir, tmp_path):
     """Of four ranks each has a quarter of all states, or half where shards are cut among two."""
     llm = PLACED["even", 4]

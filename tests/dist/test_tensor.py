@@ -91,13 +91,14 @@ def test_layers_gathered_one_by_one_are_cut_as_well(placed, model_dir, oracles, 
     check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
 
 
-@pytest.mark.some(1)
+@pytest.mark.more
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_layers_that_recompute_sum_again(recompute, model_dir, oracles, tmp_path):
     """What a layer computes again in its backward is the whole result too."""
     run((1, 1, 1), (2, 2), {}, 4, model_dir, oracles(frozen_none), tmp_path, recompute=recompute)
 
 
+@pytest.mark.more
 def test_a_frozen_tower_that_is_cut(model_dir, oracles, tmp_path):
     """No rank waits for a gradient that nobody has."""
     llm = PLACED["text", 2]

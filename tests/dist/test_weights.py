@@ -121,6 +121,7 @@ def merged_by_peft(model):
     return {name: value for name, value in state.items() if ".lora_" not in name}
 
 
+@pytest.mark.more
 def test_lora_is_that_of_peft_merged_and_alone(demo, tmp_path):
     """Three steps on two stages, beside a plain loop of peft; both exports give the model of that loop."""
     settings = {"learning_rate": RATE, "weight_decay": DECAY, "max_grad_norm": None}

@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.some(2)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("only", "expected"),
     [

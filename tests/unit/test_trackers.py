@@ -62,6 +62,7 @@ def test_tensorboard_has_a_run_an_arm(tmp_path):
     assert not (tmp_path / ID_FILE).exists()
 
 
+@pytest.mark.more
 def test_wandb_keeps_all_steps_offline_and_goes_on_under_one_name(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -26,61 +26,6 @@ fn peak(plan: &RankedPlan, shapes: &[SampleShape], steps: u64, budget: Option<u6
     Ok(most)
 }
 
-/// One global batch of large samples, which is not among the sampled ones: a plan that has no room for it is no plan. The
-/// batch is in the first epoch, or in the second where the run has one.
-#[test]
-fn a_rare_heavy_batch_is_looked_at() {
-    let model_profile = fixture::model_profile();
-    let even: Vec<SampleShape> = (0..NUM_SAMPLES).map(|at| fixture::video(4, 2, 40 + at % 7)).collect();
-    let batches = GlobalBatches::new(NUM_SAMPLES, 32, SEED).unwrap();
-    for (heavy_step, num_steps) in [(7, 0), (13, 20)] {
-        let mut shapes = even.clone();
-        for sample in batches.batch(heavy_step) {
-            shapes[sample.index()] = fixture::video(24, 2, 40);
-        }
-        // The whole search looks at the run as the quick one does: once is enough.
-        let whole = (num_steps == 0).then_some(SearchEffort::Whole);
-        for effort in whole.into_iter().chain([SearchEffort::Quick]) {
-            let of = |shapes: &[SampleShape], num_steps, budget| {
-                search(&SearchInput {
-                    num_sampled_batches: 2,
-                    num_steps,
-                    effort,
-                    cluster: fixture::cluster(4, budget),
-                    ..asked::input(shapes, &model_profile, 4)
-                })
-                .unwrap()
-            };
-            // A little more than the fastest plan needs for the even batches.
-            let fastest = of(&even, 0, None).ranked[0];
-            let most_bytes = peak(&fastest, &even, 10, None).unwrap() * 11 / 10;
-            let budget = Some(most_bytes);
-            assert_eq!(of(&even, num_steps, budget).ranked[0].layout, fastest.layout);
-            let steps = num_steps.max(10);
-            let error = peak(&fastest, &shapes, steps, budget).unwrap_err();
-            assert!(error.contains("memory budget"), "{error}");
-            let outcome = of(&shapes, num_steps, budget);
-            assert!(!outcome.ranked.is_empty());
-            for plan in &outcome.ranked {
-                let most = peak(plan, &shapes, steps, budget).unwrap();
-                let prediction = plan.prediction;
-                let said = prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak);
-                assert!(most <= most_bytes, "{}", plan.layout);
-                // The planner takes the first answer, the run has a longer search: within the budget they may differ.
-                assert!(said <= most_bytes && said >= most / 2, "{}: {said} {most}", plan.layout);
-            }
-            let run = outcome.run_memory.unwrap();
-            assert_eq!(run.num_batches, steps);
-            assert!(run.num_near >= 1 && run.num_scheduled >= 1, "{run:?}");
-            assert!(explain(&outcome).contains("near the budget"), "{}", explain(&outcome));
-            // An epoch earlier nothing is there to be seen.
-            if num_steps > 0 {
-                assert_eq!(of(&shapes, 0, budget).run_memory.unwrap().num_batches, 10);
-            }
-        }
-    }
-}
-
 /// What a rank holds whatever the samples is that of all of its chunks: of equal samples no batch comes near a budget that
 /// has room for a fifth more of them.
 #[test]
@@ -112,4 +57,65 @@ fn chunks_of_a_rank_are_held_together() {
     let tight = of(Some(fullest.total_bytes() + held / 5));
     let found = tight.run_memory.unwrap_or_default();
     assert_eq!((tight.ranked[0].layout, found.num_near), (plan.layout, 0), "{found:?}");
+}
+
+/// Tests that search many times.
+mod more {
+    use super::*;
+
+    /// One global batch of large samples, which is not among the sampled ones: a plan that has no room for it is no plan. The
+    /// batch is in the first epoch, or in the second where the run has one.
+    #[test]
+    #[ignore = "`make test-more` runs it"]
+    fn a_rare_heavy_batch_is_looked_at() {
+        let model_profile = fixture::model_profile();
+        let even: Vec<SampleShape> = (0..NUM_SAMPLES).map(|at| fixture::video(4, 2, 40 + at % 7)).collect();
+        let batches = GlobalBatches::new(NUM_SAMPLES, 32, SEED).unwrap();
+        for (heavy_step, num_steps) in [(7, 0), (13, 20)] {
+            let mut shapes = even.clone();
+            for sample in batches.batch(heavy_step) {
+                shapes[sample.index()] = fixture::video(24, 2, 40);
+            }
+            // The whole search looks at the run as the quick one does: once is enough.
+            let whole = (num_steps == 0).then_some(SearchEffort::Whole);
+            for effort in whole.into_iter().chain([SearchEffort::Quick]) {
+                let of = |shapes: &[SampleShape], num_steps, budget| {
+                    search(&SearchInput {
+                        num_sampled_batches: 2,
+                        num_steps,
+                        effort,
+                        cluster: fixture::cluster(4, budget),
+                        ..asked::input(shapes, &model_profile, 4)
+                    })
+                    .unwrap()
+                };
+                // A little more than the fastest plan needs for the even batches.
+                let fastest = of(&even, 0, None).ranked[0];
+                let most_bytes = peak(&fastest, &even, 10, None).unwrap() * 11 / 10;
+                let budget = Some(most_bytes);
+                assert_eq!(of(&even, num_steps, budget).ranked[0].layout, fastest.layout);
+                let steps = num_steps.max(10);
+                let error = peak(&fastest, &shapes, steps, budget).unwrap_err();
+                assert!(error.contains("memory budget"), "{error}");
+                let outcome = of(&shapes, num_steps, budget);
+                assert!(!outcome.ranked.is_empty());
+                for plan in &outcome.ranked {
+                    let most = peak(plan, &shapes, steps, budget).unwrap();
+                    let prediction = plan.prediction;
+                    let said = prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak);
+                    assert!(most <= most_bytes, "{}", plan.layout);
+                    // The planner takes the first answer, the run has a longer search: within the budget they may differ.
+                    assert!(said <= most_bytes && said >= most / 2, "{}: {said} {most}", plan.layout);
+                }
+                let run = outcome.run_memory.unwrap();
+                assert_eq!(run.num_batches, steps);
+                assert!(run.num_near >= 1 && run.num_scheduled >= 1, "{run:?}");
+                assert!(explain(&outcome).contains("near the budget"), "{}", explain(&outcome));
+                // An epoch earlier nothing is there to be seen.
+                if num_steps > 0 {
+                    assert_eq!(of(&shapes, 0, budget).run_memory.unwrap().num_batches, 10);
+                }
+            }
+        }
+    }
 }

@@ -48,16 +48,6 @@ fn kinds_of_plans(num_ranks: u32, seed: u64, budget: Option<u64>) -> [bool; 4] {
     kinds
 }
 
-/// As on plain pipelines, with layers that can be cut over ranks, encoders of several stages, uneven cuts and sharded states:
-/// the search looks at all of them without being asked, and loses no more.
-#[test]
-fn the_quick_search_finds_every_layout_that_training_runs() {
-    // A rank with less memory than a whole LLM backbone takes must share it.
-    let kinds = [(4, 1, None), (5, 4, Some(140 << 20)), (6, 3, Some(110 << 20))];
-    let kinds = kinds.map(|(num_ranks, seed, budget)| kinds_of_plans(num_ranks, seed, budget));
-    assert_eq!([0, 1, 2, 3].map(|at| kinds.iter().any(|of| of[at])), [true; 4]);
-}
-
 /// The same on more ranks: some minutes.
 #[test]
 #[ignore = "minutes: thousands of candidates are judged"]
@@ -170,4 +160,20 @@ fn shards_of_some_replicas_are_planned_with_tensor_groups() {
     // A node has two of the four replicas.
     let of_node = found("colocated=true,llm.tp=2,zero=3,recompute=none");
     assert_eq!(of_node, [(2, 4, 3, None), (2, 4, 3, Some(2))].into());
+}
+
+/// Tests that search many times.
+mod more {
+    use super::*;
+
+    /// As on plain pipelines, with layers that can be cut over ranks, encoders of several stages, uneven cuts and sharded states:
+    /// the search looks at all of them without being asked, and loses no more.
+    #[test]
+    #[ignore = "`make test-more` runs it"]
+    fn the_quick_search_finds_every_layout_that_training_runs() {
+        // A rank with less memory than a whole LLM backbone takes must share it.
+        let kinds = [(4, 1, None), (5, 4, Some(140 << 20)), (6, 3, Some(110 << 20))];
+        let kinds = kinds.map(|(num_ranks, seed, budget)| kinds_of_plans(num_ranks, seed, budget));
+        assert_eq!([0, 1, 2, 3].map(|at| kinds.iter().any(|of| of[at])), [true; 4]);
+    }
 }
