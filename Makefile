@@ -95,7 +95,7 @@ test-python: setup $(DEV)
 	$(BIN)/python -m pytest -m "not gpu and not layouts and not site and not more" -n $(TEST_JOBS) --dist worksteal
 
 test-more: setup $(DEV) ## Further cases of what `make test` tries: other families, layouts and seeds (minutes; CI runs them)
-	cargo test --release --locked --package dflop-plan --package dflop-cli --test all --quiet -- --ignored more::
+	cargo test --release --locked --package dflop-plan --package dflop-cli --lib --test all --quiet -- --ignored more::
 	$(BIN)/python -m pytest -m "more and not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 SEEDS ?= 20

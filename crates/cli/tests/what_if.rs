@@ -154,7 +154,7 @@ fn a_row_without_a_plan_says_why() {
 mod more {
     use super::*;
 
-    /// The order in which fields are named decides nothing: a rate set before the device is that of the device's links.
+    /// The order in which `--set` names fields decides nothing. A rate that is set before the device is the rate of that device's links.
     #[test]
     #[ignore = "`make test-more` runs it"]
     fn the_order_of_settings_is_no_setting() {

@@ -91,8 +91,8 @@ pub struct Curve {
     /// Slope of the piece that ends at each point, in parts of 2^[`SLOPE_BITS`], rounded up; 0 where no such slope
     /// gives exactly the same quotients as a division.
     slopes: Vec<u64>,
-    /// How many points are smaller than each power of two, from that of the first size on ([`power`]): a size is sought among the
-    /// points of its own power alone.
+    /// For each power of two, from that of the first size on: how many points are smaller ([`power`]). With it a size is sought
+    /// only among the points of its own power.
     starts: Vec<usize>,
     floor: u64,
     /// Rise and run of the slope above the last point.

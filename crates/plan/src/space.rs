@@ -116,14 +116,15 @@ pub(crate) fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u3
 /// memory, so this is only a limit.
 pub(crate) const COLOCATED_MICROBATCHES: u32 = 16;
 
-/// With more ranks than this, parameters are also cut over groups of so many ranks of several nodes, or of twice, four times ... as
-/// many. A ring takes a step for each of its ranks, and a gather over many waits longer for these steps than for its bytes. On 1,024
-/// H100, LLaVA-OneVision 7B took 1,300 ms over groups of 128 ranks and 1,357 over all of them; on 256, Qwen2.5-VL 7B took 2.2 %
-/// less and two other models at most 0.5 %. Smaller groups were no better, lack memory, and took longest to search (2026-11-28).
+/// Parameters are also cut over groups of several nodes that have at least so many ranks: of twice, four times ... a node's. Clusters
+/// of at most so many ranks have no such groups. A ring takes a step for each of its ranks, and a gather over many waits longer for
+/// these steps than for its bytes. On 1,024 H100, LLaVA-OneVision 7B took 1,300 ms over groups of 128 ranks and 1,357 over all of
+/// them; on 256, Qwen2.5-VL 7B took 2.2 % less and two other models at most 0.5 %. Smaller groups were no better, lack memory, and
+/// took longest to search (2026-11-28, estimated).
 const OF_SEVERAL_NODES: u32 = 128;
 
-/// How many replicas of `tp` ranks each have the groups that parameters may be cut over where every group holds a whole copy: those
-/// of one node first, and where there are many ranks those of several nodes ([`OF_SEVERAL_NODES`]). `tp` divides the ranks of a node.
+/// Sizes of the groups that parameters may be cut over, in replicas of `tp` ranks; every group holds a whole copy. The group of one
+/// node comes first, then those of several nodes ([`OF_SEVERAL_NODES`]). `tp` divides the ranks of a node.
 pub(crate) fn node_groups([num_ranks, ranks_per_node]: [u32; 2], tp: u32) -> Vec<u32> {
     let nodes = std::iter::successors(Some(ranks_per_node), |ranks| ranks.checked_mul(2)).skip(1);
     let several =
@@ -132,8 +133,9 @@ pub(crate) fn node_groups([num_ranks, ranks_per_node]: [u32; 2], tp: u32) -> Vec
 }
 
 /// What replicas keep only a part of, and over how many of them it is cut where it is not over all: each sharding of colocated
-/// replicas, as many as `encoders` of the encoder and `dp` of the LLM backbone. In `groups` of so many replicas only parameters are
-/// cut, as every group then holds a whole copy; in groups of as many replicas as are asked for, whatever can be.
+/// replicas, as many as `encoders` of the encoder and `dp` of the LLM backbone. `groups` are sizes in
+/// replicas: over them only parameters are cut, as every group then holds a whole copy. Over groups of a size that is asked for,
+/// whatever can be is cut.
 pub(crate) fn colocated_shardings(
     [encoders, dp]: [u32; 2],
     groups: &[u32],
@@ -156,7 +158,7 @@ pub(crate) fn colocated_shardings(
 
 /// All colocated candidates: both components on every rank, with each sharding and with these modes of recomputation. If
 /// there are several nodes, parameters are also sharded over the ranks of one node only: then every node holds a whole
-/// copy. If there are many, over those of several nodes too ([`node_groups`]).
+/// copy. If there are many nodes, parameters are also sharded over groups of several ([`node_groups`]).
 pub(crate) fn colocated(
     num_ranks: u32,
     ranks_per_node: u32,

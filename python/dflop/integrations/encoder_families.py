@@ -121,6 +121,13 @@ class GlmTower(PatchTower):
         return int(vision.hidden_size), int(vision.out_hidden_size) * 3
 
 
+def _multiplications(vision: Any, num_tokens: int, num_matrices: int, num_read: int) -> float:
+    """Of all layers, forward: an MLP has `num_matrices`, and attention reads `num_read` tokens for each."""
+    width = int(vision.hidden_size)
+    linear = 4 * width * width + num_matrices * width * int(vision.intermediate_size)
+    return float(vision.num_hidden_layers) * num_tokens * (linear + 2 * width * num_read)
+
+
 class PagesTower(PatchTower):
     """PaddleOCR-VL: a unit is a page; what merges its patches stands behind the tower."""
 
@@ -136,10 +143,8 @@ class PagesTower(PatchTower):
 
     def cost(self, grid: tuple[int, int] | None) -> float:
         """Multiplications, forward."""
-        vision, num_tokens = self.config.vision_config, self.rows_in(grid)
-        width = int(vision.hidden_size)
-        linear = 4 * width * width + 2 * width * int(vision.intermediate_size)
-        return float(vision.num_hidden_layers) * num_tokens * (linear + 2 * width * num_tokens)
+        num_tokens = self.rows_in(grid)
+        return _multiplications(self.config.vision_config, num_tokens, 2, num_tokens)
 
     def rows_out(self, grid: tuple[int, int] | None) -> int:
         """Patches."""
@@ -232,12 +237,10 @@ class PictureTower(TileTower):
     def cost(self, grid: tuple[int, int] | None) -> float:
         """Multiplications, forward."""
         vision, num_tokens = self.config.vision_config, self.rows_in(grid)
-        width = int(vision.hidden_size)
-        linear = 4 * width * width + 3 * width * int(vision.intermediate_size)
         # Other kernels than flash attention read all pictures of a call as one sequence, under a mask: what
         # that costs depends on the call, not on the picture.
         read = num_tokens if "flash" in str(vision._attn_implementation) else 0
-        return float(vision.num_hidden_layers) * num_tokens * (linear + 2 * width * read)
+        return _multiplications(vision, num_tokens, 3, read)
 
     def rows_in(self, grid: tuple[int, int] | None) -> int:
         """Patches."""

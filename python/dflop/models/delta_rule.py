@@ -148,7 +148,7 @@ def _by_sample(function: Callable[..., Any], dim: int, *, takes_bounds: bool) ->
         `ValueError` where the fused form is not given the bounds.
     """
 
-    # It splits by sample: compiled, it would be so for each number of samples.
+    # It loops over the samples, so torch.compile would compile it anew for each number of them.
     @torch.compiler.disable
     @functools.wraps(function)
     def run(*args: Any, segment_tokens: Sequence[int] | None = None, **kwargs: Any) -> Any:

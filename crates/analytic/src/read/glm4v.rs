@@ -49,7 +49,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         num_unread_layers: 0,
         width,
         num_heads,
-        // Of the others `intermediate_size` is that of the MLP behind the layers.
+        // For GLM-OCR `intermediate_size` is the width in a layer; for the other models it is that of the MLP behind all layers.
         mlp_width: if is_ocr { vision.count("intermediate_size")? } else { out },
         mlp: MlpKind::Gated,
         num_kept_activations: kept_activations(&vision, "hidden_act", "silu"),
@@ -95,7 +95,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
     Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }
 
-/// The backbone. Its products of queries, keys and values have biases whatever the file says; those of GLM-OCR have none.
+/// The backbone. Its products of queries, keys and values have biases, whatever the file says. GLM-OCR's have none.
 fn backbone(config: &Value, text: &Section, family: &str) -> Result<Llm, AnalyticError> {
     let whole = Section { path: "", object: config, defaults: &[] };
     let is_ocr = family == "glm_ocr";

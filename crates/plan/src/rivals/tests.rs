@@ -259,10 +259,14 @@ fn no_rival_is_weaker_for_what_it_leaves_out() {
 /// The plan and its runners-up do not depend on the order in which candidates were made, nor do the counts.
 #[test]
 fn no_plan_depends_on_the_order_of_candidates() {
+    check_order(16);
+}
+
+fn check_order(global_batch_size: u32) {
     let profile = fixture::recomputing();
     let shapes = fixture::shapes(400, 5);
     let asked = input(&shapes, &profile, 4, Some(120 << 20));
-    let asked = SearchInput { global_batch_size: 16, num_microbatches: None, compares: false, ..asked };
+    let asked = SearchInput { global_batch_size, num_microbatches: None, compares: false, ..asked };
     let models = Models::new(&asked).unwrap();
     let batches = crate::search::sampled_batches(&asked).unwrap();
     let known = Known::new(&asked, &models, &batches);
@@ -279,11 +283,23 @@ fn no_plan_depends_on_the_order_of_candidates() {
     };
     let first = found(all.clone());
     assert!(first.0.len() > 1 && all.len() > 50, "{} {}", first.0.len(), all.len());
-    assert_eq!(found(dealt(&all, 7)), first);
+    assert_eq!(found(dealt(&all, 7)), first, "{global_batch_size} samples");
 }
 
 /// Every `by`-th candidate, then the others: no neighbours stay together.
 fn dealt(all: &[Contender], by: usize) -> Vec<Contender> {
     let places = (0..by).flat_map(|from| (from..all.len()).step_by(by));
     places.rev().map(|place| all[place].clone()).collect()
+}
+
+/// Tests that search several times.
+mod more {
+    use super::*;
+
+    /// With more samples than in the test of the same name above.
+    #[test]
+    #[ignore = "`make test-more` runs it"]
+    fn no_plan_depends_on_the_order_of_candidates() {
+        check_order(40);
+    }
 }
