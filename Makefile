@@ -84,10 +84,11 @@ demo: setup ## Profile, plan, train and report on this machine's CPU; ends with 
 test: test-rust test-python ## The tests that need no GPU (`make test-more` has further cases of them)
 
 # The wheel first: the tests share its profile, so that every crate is built once.
+CARGO_TEST := RUSTC_WRAPPER=$(abspath tools/rustc_of_tests) cargo test
 test-rust: setup
 	@# Without examples and benches, which clippy compiles.
-	cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-bench --quiet --lib --bins --tests
-	cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-bench --quiet --doc
+	$(CARGO_TEST) --release --locked --workspace --exclude dflop-py --exclude dflop-bench --quiet --lib --bins --tests
+	$(CARGO_TEST) --release --locked --workspace --exclude dflop-py --exclude dflop-bench --quiet --doc
 
 # Processes that run tests beside each other: more than cores, as many tests wait for ranks of theirs. Neighbours in a file stay together, as they share what is made for it.
 TEST_JOBS ?= 3
@@ -95,21 +96,21 @@ test-python: setup $(DEV)
 	$(BIN)/python -m pytest -m "not gpu and not layouts and not site and not more" -n $(TEST_JOBS) --dist worksteal
 
 test-more: setup $(DEV) ## Further cases of what `make test` tries: other families, layouts and seeds (minutes; CI runs them)
-	cargo test --release --locked --package dflop-plan --package dflop-cli --lib --test all --quiet -- --ignored more::
+	$(CARGO_TEST) --release --locked --package dflop-plan --package dflop-cli --lib --test all --quiet -- --ignored more::
 	$(BIN)/python -m pytest -m "more and not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 SEEDS ?= 20
 test-explore: setup ## The property tests on new random cases, SEEDS times (20); `make test` draws the same ones each time
 	for round in $$(seq $(SEEDS)); do \
 	  seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
-	  PROPTEST_RNG_SEED=$$seed cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-bench --exclude dflop-cli --quiet --lib --tests || exit 1; \
+	  PROPTEST_RNG_SEED=$$seed $(CARGO_TEST) --release --locked --workspace --exclude dflop-py --exclude dflop-bench --exclude dflop-cli --quiet --lib --tests || exit 1; \
 	done
 
 test-dist: setup $(DEV) ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 test-layouts: setup $(DEV) ## Gradients and weights of layouts against one process: every one of up to eight ranks (an hour; `make test` has few)
-	$(BIN)/python -m pytest $$(grep -lr pytest.mark.layouts tests/dist) -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest $$(grep -lrE 'pytest.mark.layouts|mark.some\([0-9]+, ' tests/dist) -n $(TEST_JOBS) --dist worksteal
 
 test-hosts: setup ## Two hosts in network namespaces: train, cut the wire, go on, rehearse (root, Linux; minutes) -> bench/out/hosts.json
 	$(BIN)/python benches/hosts.py bench/out/hosts.json

@@ -33,19 +33,36 @@ pytest.register_assert_rewrite("shape_oracle")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test marked `some(n)` n cases stay, evenly spread; the others are marked `more`, and are left to CI."""
+    """Of a test marked `some(n)` n cases stay, evenly spread; the others are marked `more`, and are left to CI.
+
+    With `some(n, m)` CI has m of those others, evenly spread as well; what remains is marked `layouts`.
+    """
     cases = defaultdict(list)
     for item in items:
         # What is left to another target anyway is none of the n.
         if item.get_closest_marker("some") and not any(item.get_closest_marker(name) for name in _ELSEWHERE):
             cases[item.nodeid.partition("[")[0]].append(item)
     for found in cases.values():
-        num = min(len(found), found[0].get_closest_marker("some").args[0])
-        stay = {place * len(found) // num for place in range(num)}
-        for place, item in enumerate(found):
-            if place not in stay:
-                item.add_marker("more")
+        num, *num_more = found[0].get_closest_marker("some").args
+        others = _without(_spread(found, num), found)
+        further = _spread(others, num_more[0]) if num_more else others
+        for item in further:
+            item.add_marker("more")
+        for item in _without(further, others):
+            item.add_marker("layouts")
     _skip_omni(items)
+
+
+def _spread(items, num):
+    """`num` of the items, or all where there are fewer, evenly spread."""
+    num = min(len(items), num)
+    return [items[place * len(items) // num] for place in range(num)]
+
+
+def _without(some, items):
+    """The items that are not among `some`."""
+    taken = {id(item) for item in some}
+    return [item for item in items if id(item) not in taken]
 
 
 def _skip_omni(items):

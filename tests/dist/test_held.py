@@ -179,7 +179,7 @@ WITH_PARTS = ("qwen3_5_moe", "qwen3_5", "qwen3_vl_moe", "gemma4-experts")
 """Whose experts and heads of linear attention tensor parallelism cuts, and whose layers are all predicted as they are."""
 
 
-@pytest.mark.more
+@pytest.mark.some(0, 5)
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("name", WITH_PARTS)
 def test_the_planners_memory_of_cut_layers_is_the_trainers(name, zero, tmp_path):

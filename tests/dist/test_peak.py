@@ -99,8 +99,7 @@ def test_the_peak_is_under_the_prediction_where_components_recompute_different_t
         assert measured <= rank["predicted_tensor_bytes"] <= OVER_MAX * measured, rank
 
 
-@pytest.mark.more
-@pytest.mark.some(1)
+@pytest.mark.some(0, 1)
 @pytest.mark.parametrize(
     ("only", "num_ranks"),
     [
@@ -134,7 +133,7 @@ def test_a_matrix_that_embedding_and_head_share_is_held_once(only, num_ranks, tm
             assert static <= rank["measured"]["held_bytes"] <= static * 1.01 + 4096
 
 
-@pytest.mark.more
+@pytest.mark.some(0, 1)
 @pytest.mark.parametrize(
     ("text", "over_max"),
     [

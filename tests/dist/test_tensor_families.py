@@ -28,7 +28,7 @@ REFUSED = "internvl-llama"
 """Its tower has a norm over all heads."""
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 9)
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_both_sides_share_their_layers(name, tmp_path):
     """Two replicas of an encoder of two ranks; a backbone of two stages of two ranks."""

@@ -193,7 +193,7 @@ def test_an_export_of_three_steps_is_that_of_a_plain_loop(layout, demo, tmp_path
         assert float((found.detach() - wanted)[is_told].norm()) <= max(TOLERANCE * way, grain), key
 
 
-@pytest.mark.more
+@pytest.mark.some(0, 1)
 @pytest.mark.parametrize("layout", [(1, 3, 2, {"zero": 2}), (1, 1, 2), (2, 1)], ids=str)
 def test_other_replicas_go_on_from_states_that_are_cut_at_both_ends(layout, demo, tmp_path):
     """The checkpoint has the matrix once, though the shards of both ends are of it."""
