@@ -18,6 +18,6 @@ pub(crate) fn unequal(models: &Models, candidates: &[Candidate]) -> Vec<Candidat
 /// microbatch. The list is empty if it recomputes nothing.
 pub(crate) fn partly(input: &SearchInput<'_>, models: &Models, fastest: &Candidate) -> Vec<Candidate> {
     let less = models.eased(input, fastest);
-    let partly = less.modes().filter(|mode| mode.llm.first_layers_wanted() > 0);
+    let partly = less.modes().filter(|mode| !mode.has_even_layers());
     partly.map(|recompute| Candidate { recompute, ..*fastest }).collect()
 }

@@ -185,6 +185,11 @@ impl Recomputation {
         (self.encoder == self.llm).then_some(self.encoder)
     }
 
+    /// Whether all layers of a component do the same, in both components.
+    pub fn has_even_layers(self) -> bool {
+        self.encoder.first_layers_wanted() == 0 && self.llm.first_layers_wanted() == 0
+    }
+
     /// Whether neither component recomputes more than in `other`.
     pub fn is_at_most(self, other: Self) -> bool {
         self.encoder <= other.encoder && self.llm <= other.llm

@@ -3,34 +3,87 @@
 //! A rank of a colocated layout has one microbatch in flight, so what one of them recomputes does not depend on the others.
 //! A plan that recomputes for the sake of its largest microbatches need not do so in the small ones.
 
-use dflop_cost::{ColocatedMemory, CostModel, CostSettings, RankMemory, RankMicrobatch};
-use dflop_types::{ModelProfile, Recomputation, Recompute};
+use dflop_cost::{ColocatedMemory, CostModel, CostSettings, RankMemory, RankMicrobatch, RankRole};
+use dflop_types::{Component, EncoderSegments, MicrobatchShape, ModelProfile, Recomputation, Recompute};
 use std::sync::Arc;
 
-/// Number of parts into which the LLM layers are divided. Between two modes of all layers, each rung recomputes one part more.
+/// Number of parts into which the layers of a component are divided. Between two modes of all its layers, each rung recomputes
+/// one part more.
 const PARTS: u32 = 8;
 
-/// Ways to recompute less than a plan does, the least first. Each keeps less than those before it, in both components.
-///
-/// ```text
-/// nothing -> selective in more and more LLM layers -> in the encoder too -> full in more and more LLM layers
-/// ```
-///
-/// The LLM backbone comes first, because its layers keep most. What the plan itself recomputes stands behind all of these.
-fn rungs(num_llm_layers: u32) -> Vec<Recomputation> {
+/// Recomputation by component: what [`Component::Encoder`] and [`Component::Llm`] have, in this order.
+type OfEach<T> = [T; 2];
+
+/// What a component recomputes from rung to rung, in two climbs: from nothing to `selective`, and on to `full`.
+fn climbs(num_layers: u32) -> [Vec<Recompute>; 2] {
     let parts = |of: fn(u32) -> Recompute| {
-        let layers = (1..PARTS).map(move |part| num_llm_layers * part / PARTS);
+        let layers = (1..PARTS).map(move |part| num_layers * part / PARTS);
         layers.filter(|&layers| layers > 0).map(of)
     };
     let selective_of =
         |layers| std::num::NonZeroU32::new(layers).map_or(Recompute::None, Recompute::SelectiveOf);
-    let of = |encoder| move |llm| Recomputation { encoder, llm };
+    [
+        parts(selective_of).chain([Recompute::Selective]).collect(),
+        parts(Recompute::full_of).chain([Recompute::Full]).collect(),
+    ]
+}
+
+/// Ways to recompute less than a plan does, the least first: each recomputes more layers of one component than the way before it.
+///
+/// Either component climbs twice, as [`climbs`] has it. The climb that saves most bytes for the time it takes comes first
+/// (`saving`, bytes a nanosecond of each climb): a large encoder that reads four times as many tokens as the LLM backbone
+/// recomputes before it, a small one after it. What the plan itself recomputes stands behind all of these.
+fn rungs(num_layers: OfEach<u32>, saving: OfEach<[f64; 2]>) -> Vec<Recomputation> {
+    let climbs = num_layers.map(climbs);
+    let mut modes = [Recompute::None; 2];
     let mut rungs = vec![Recomputation::NONE];
-    rungs.extend(parts(selective_of).chain([Recompute::Selective]).map(of(Recompute::None)));
-    rungs.push(Recomputation::both(Recompute::Selective));
-    rungs.extend(parts(Recompute::full_of).chain([Recompute::Full]).map(of(Recompute::Selective)));
+    let mut next = [0, 0];
+    while next != [2, 2] {
+        let worth = |of: usize| saving[of].get(next[of]).copied().unwrap_or(-1.0);
+        // Of equals the LLM backbone: its layers are more.
+        let of = if worth(0) > worth(1) { 0 } else { 1 };
+        for &mode in &climbs[of][next[of]] {
+            modes[of] = mode;
+            rungs.push(Recomputation { encoder: modes[0], llm: modes[1] });
+        }
+        next[of] += 1;
+    }
+    rungs.pop();
     rungs.dedup();
     rungs
+}
+
+/// Bytes of activations that each climb of each component saves a nanosecond that it adds.
+fn saving(model: impl Fn(Recomputation) -> Option<CostModel>) -> OfEach<[f64; 2]> {
+    // Bytes and times are nearly linear in the tokens, so that their ratio hardly depends on these.
+    let microbatch = MicrobatchShape {
+        encoder_segments: vec![EncoderSegments::of(4, 1024)],
+        llm_tokens: vec![1024; 4],
+        label_tokens: 1024,
+    };
+    [Component::Encoder, Component::Llm].map(|component| {
+        let of = |mode: Recompute| {
+            let none = Recompute::None;
+            let is_encoder = component == Component::Encoder;
+            let (encoder, llm) = if is_encoder { (mode, none) } else { (none, mode) };
+            let model = model(Recomputation { encoder, llm })?;
+            let stage = model.whole_stage();
+            let (role, time) = if is_encoder {
+                (RankRole::Encoder, model.encoder(&microbatch))
+            } else {
+                let time = model.llm_stage(&microbatch, stage.num_layers, true, true);
+                (RankRole::Stage(stage), time)
+            };
+            let bytes = model.activation_bytes(role, &microbatch);
+            Some((bytes as f64, (time.forward_ns + time.backward_ns) as f64))
+        };
+        let modes = Recompute::ALL.map(of);
+        [0, 1].map(|climb| match (modes[climb], modes[climb + 1]) {
+            // Recomputation that adds no time by the measurement is not worth more than all else.
+            (Some((bytes, ns)), Some((fewer, longer))) => (bytes - fewer).max(0.0) / (longer - ns).max(1.0),
+            _ => 0.0,
+        })
+    })
 }
 
 /// Cost models of the same model that recompute less, with what each recomputes.
@@ -46,7 +99,11 @@ impl Eased {
             let model = CostModel::with(profile, &settings.recomputing(recompute)).ok()?;
             Some((recompute, Arc::new(model)))
         };
-        Self { rungs: rungs(profile.num_llm_layers()).into_iter().filter_map(with).collect() }
+        // `full:K` of an encoder counts the layers of its first tower.
+        let num_encoder_layers = profile.count("encoder_layer") + profile.count(ModelProfile::WINDOW_LAYER);
+        let saving = saving(|recompute| CostModel::with(profile, &settings.recomputing(recompute)).ok());
+        let rungs = rungs([num_encoder_layers, profile.num_llm_layers()], saving);
+        Self { rungs: rungs.into_iter().filter_map(with).collect() }
     }
 
     /// The same models on a cluster whose nodes have `ranks_per_node` ranks.
@@ -87,7 +144,7 @@ impl Eased {
 
     /// The models of which all layers of a component do the same, the least first.
     pub(crate) fn even(&self) -> impl Iterator<Item = &CostModel> {
-        let is_even = |(of, _): &&(Recomputation, _)| of.llm.first_layers_wanted() == 0;
+        let is_even = |(of, _): &&(Recomputation, _)| of.has_even_layers();
         self.rungs.iter().filter(is_even).map(|(_, model)| &**model)
     }
 
@@ -150,25 +207,48 @@ mod tests {
 
     #[test]
     fn rungs_recompute_more_and_more() {
-        for layers in [1, 3, 8, 28, 80] {
-            let rungs = rungs(layers);
-            assert_eq!(
-                (rungs[0], rungs.last()),
-                (
-                    Recomputation::NONE,
-                    Some(&Recomputation { encoder: Recompute::Selective, llm: Recompute::Full })
-                )
-            );
-            for pair in rungs.windows(2) {
-                assert!(
-                    pair[0].is_at_most(pair[1]) && pair[0] != pair[1],
-                    "{layers}: {} {}",
-                    pair[0],
-                    pair[1]
-                );
+        for layers in [[1, 1], [27, 3], [0, 8], [32, 28], [45, 80]] {
+            for saving in [[[9.0, 1.0], [9.0, 2.0]], [[3.0, 2.0], [1.0, 4.0]], [[0.0; 2]; 2]] {
+                let rungs = rungs(layers, saving);
+                assert_eq!(rungs[0], Recomputation::NONE);
+                assert!(!rungs.contains(&Recomputation::both(Recompute::Full)));
+                for pair in rungs.windows(2) {
+                    assert!(
+                        pair[0].is_at_most(pair[1]) && pair[0] != pair[1],
+                        "{layers:?}: {} {}",
+                        pair[0],
+                        pair[1]
+                    );
+                }
+                for of in &rungs {
+                    for (mode, layers) in [of.encoder, of.llm].into_iter().zip(layers) {
+                        assert!(mode.first_layers_wanted() < layers.max(2));
+                    }
+                }
             }
-            let layers_of = rungs.iter().map(|of| of.llm.first_layers_wanted());
-            assert!(layers_of.into_iter().all(|first| first < layers.max(2)));
         }
+    }
+
+    /// The climbs of 8 layers each, by where they end.
+    #[test]
+    fn what_saves_most_for_its_time_recomputes_first() {
+        let ends = |saving| {
+            let even = rungs([8, 8], saving).into_iter().filter(|of| of.has_even_layers());
+            even.map(|of| of.to_string()).collect::<Vec<_>>()
+        };
+        // A large encoder keeps more for the same time.
+        assert_eq!(
+            ends([[9.0, 4.0], [8.0, 1.0]]),
+            ["none", "encoder selective", "selective", "encoder full and llm selective"]
+        );
+        assert_eq!(
+            ends([[9.0, 8.0], [1.0, 1.0]]),
+            ["none", "encoder selective", "encoder full", "encoder full and llm selective"]
+        );
+        // A small one, and one that is frozen and keeps nothing.
+        assert_eq!(
+            ends([[0.0; 2], [8.0, 1.0]]),
+            ["none", "llm selective", "llm full", "encoder selective and llm full"]
+        );
     }
 }
