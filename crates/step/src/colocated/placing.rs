@@ -2,7 +2,7 @@
 
 use crate::arm::Method;
 use crate::colocated::effort::{Effort, FEW_MOVES};
-use crate::colocated::memory;
+use crate::colocated::memory::{self, Work};
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
 use crate::judge::memory::{FRACTION_ONE, least};
@@ -25,18 +25,6 @@ impl StepScheduler {
     /// The method decides which samples go to which rank. Each rank takes as few microbatches as fit, because each
     /// microbatch pays for its kernel launches and, if layers are gathered, for its collectives.
     pub(crate) fn colocated(
-        &self,
-        step: u64,
-        batch: &[SampleIndex],
-        method: Method,
-        halt: Stop,
-    ) -> Result<Schedule, StepError> {
-        let schedule = self.colocated_samples(step, batch, method, halt)?;
-        Ok(Schedule { recompute: memory::recomputed(self, &schedule), ..schedule })
-    }
-
-    /// The same schedule, which does not say yet what is recomputed.
-    fn colocated_samples(
         &self,
         step: u64,
         batch: &[SampleIndex],
@@ -105,17 +93,18 @@ impl StepScheduler {
     ) -> Result<Schedule, StepError> {
         let most = self.settings.num_microbatches;
         let mut count = 1;
-        loop {
-            match self.placed_within(step, batch, &way(count)) {
-                Err(StepError::Memory { .. } | StepError::Tokens { .. }) if count < most => {
-                    let more = if self.meets() == Meets::Phase { count.div_ceil(4) } else { count };
-                    count = (count + more).min(most);
-                }
-                Err(error @ StepError::Memory { .. }) => {
-                    return Err(self.too_large(batch).unwrap_or(error));
-                }
-                placed => return placed,
+        while count < most {
+            let bucket = way(count);
+            let schedule = self.unpriced(step, batch, &bucket)?;
+            if self.is_within_limits(&schedule) {
+                return self.priced(batch, &bucket, schedule, None);
             }
+            let more = if self.meets() == Meets::Phase { count.div_ceil(4) } else { count };
+            count = (count + more).min(most);
+        }
+        match self.placed_within(step, batch, &way(count)) {
+            Err(error @ StepError::Memory { .. }) => Err(self.too_large(batch).unwrap_or(error)),
+            placed => placed,
         }
     }
 
@@ -157,7 +146,7 @@ impl StepScheduler {
     fn balanced_once(&self, step: u64, batch: &[SampleIndex], halt: Stop) -> Result<Schedule, StepError> {
         let ranks = self.settings.layout.llm.dp;
         let costs = self.costs_in(batch, self.fewest_by_bytes(batch)?)?;
-        let even = self.assigned(step, batch, &costs, 1, None, Effort::Until(halt))?;
+        let even = self.assigned(step, batch, &costs.costs, 1, None, Effort::Until(halt))?;
         let cut = self.cut(batch, &costs, &even.bucket, ranks);
         let (bucket, assignment) = match cut {
             Some(bucket) => (bucket, even),
@@ -239,7 +228,7 @@ impl StepScheduler {
     fn rank_ns(&self, microbatches: &[GroupMicrobatch]) -> u64 {
         let fixed = memory::fixed(self);
         let of_one = |GroupMicrobatch { llm, encoder }: &GroupMicrobatch| {
-            let model = memory::run(self, llm, encoder, fixed).model;
+            let model = memory::run(self, &Work::new(self, llm, encoder), fixed).model;
             memory::work_ns(self, model, llm, encoder)
         };
         microbatches.iter().map(of_one).fold(0, u64::saturating_add)
@@ -319,10 +308,12 @@ impl StepScheduler {
         count: u32,
         halt: Stop,
     ) -> Result<Schedule, StepError> {
-        let costs = self.costs_in(batch, count)?;
+        let (costs, typical) = self.sample_costs_in(batch, count)?;
         let found = |fractions: Option<Vec<u64>>| {
             let assignment = self.assigned(step, batch, &costs, count, fractions, Effort::Until(halt))?;
-            let schedule = self.placed_within(step, batch, &assignment.bucket)?;
+            let schedule = self.unpriced(step, batch, &assignment.bucket)?;
+            self.check_limits(&schedule)?;
+            let schedule = self.priced(batch, &assignment.bucket, schedule, Some((count, &costs)))?;
             Ok(bounded(schedule, &assignment))
         };
         let mut worst = match found(None) {
@@ -330,7 +321,7 @@ impl StepScheduler {
             found => return found,
         };
         for reserve_percent in RESERVES_PERCENT {
-            match found(self.memory_fractions(batch, costs.typical, reserve_percent)) {
+            match found(self.memory_fractions(batch, typical, reserve_percent)) {
                 Err(error @ StepError::Memory { .. }) => worst = least(worst, error),
                 Err(StepError::Balance(_)) => {}
                 found => return found,
@@ -345,7 +336,7 @@ impl StepScheduler {
         &self,
         step: u64,
         batch: &[SampleIndex],
-        costs: &BatchCosts,
+        costs: &Costs,
         count: u32,
         fractions: Option<Vec<u64>>,
         effort: Effort<'_>,
@@ -355,7 +346,7 @@ impl StepScheduler {
         // tokens is one of a microbatch, so it is not applied yet.
         let is_cut_later = meets == Meets::Step && count == 1;
         let cap = self.bucket_tokens_max.filter(|_| !is_cut_later);
-        let tokens = costs.costs.tokens.clone().filter(|_| cap.is_some());
+        let tokens = costs.tokens.clone().filter(|_| cap.is_some());
         let limits = Limits {
             seed: self.seed_of(step),
             bucket_tokens_max: cap,
@@ -369,7 +360,12 @@ impl StepScheduler {
                 (Limits { max_moves, max_exact_work: 0, ..limits }, &|| false)
             }
         };
-        let costs = Costs { bytes: fractions, tokens, ..costs.costs.clone() };
+        let costs = Costs {
+            bytes: fractions,
+            tokens,
+            encoder_ns: costs.encoder_ns.clone(),
+            llm_ns: costs.llm_ns.clone(),
+        };
         let mut assignment = schedule_for(&costs, &limits, meets, count, NEAR, halt)
             .map_err(|e| tokens::of_step(step, e.into()))?;
         assignment.was_stopped |= matches!(effort, Effort::Few);
@@ -428,7 +424,7 @@ impl StepScheduler {
     /// The schedule of samples in these buckets (microbatch x ranks + rank), with its makespan. Each rank encodes the samples
     /// that it reads.
     fn placed(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
-        self.priced(batch, bucket, self.unpriced(step, batch, bucket)?)
+        self.priced(batch, bucket, self.unpriced(step, batch, bucket)?, None)
     }
 
     /// As [`StepScheduler::placed`], where the schedule keeps the cap on tokens and the memory budget. What does not is not
@@ -436,7 +432,7 @@ impl StepScheduler {
     fn placed_within(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
         let schedule = self.unpriced(step, batch, bucket)?;
         self.check_limits(&schedule)?;
-        self.priced(batch, bucket, schedule)
+        self.priced(batch, bucket, schedule, None)
     }
 
     /// As [`StepScheduler::placed`], without loads, bound and makespan.
@@ -448,18 +444,21 @@ impl StepScheduler {
         Ok(self.as_schedule(step, batch, self.place(batch, bucket, own)))
     }
 
-    /// The schedule with its loads, its bound and its makespan.
+    /// The schedule with its loads, its bound and its makespan. `known` are the costs of the batch for a number of microbatches.
     fn priced(
         &self,
         batch: &[SampleIndex],
         bucket: &[u32],
         mut schedule: Schedule,
+        known: Option<(u32, &Costs)>,
     ) -> Result<Schedule, StepError> {
         let (ranks, count) = (self.settings.layout.llm.dp, self.count_of(bucket));
-        let costs = Costs { tokens: None, ..self.costs_in(batch, count)?.costs };
-        let (encoder_ns, llm_ns) = loads(&costs, bucket, count * ranks);
+        let (encoder_ns, llm_ns) = match known {
+            Some((of, costs)) if of == count => loads(costs, bucket, count * ranks),
+            _ => loads(&self.sample_costs_in(batch, count)?.0, bucket, count * ranks),
+        };
         schedule.max_load_ns = self.meets().wait_ns(&encoder_ns, &llm_ns, count);
-        schedule.predicted_makespan_ns = self.makespan_ns(&schedule)?;
+        self.time(&mut schedule)?;
         schedule.lower_bound_ns = mean(&encoder_ns, ranks).saturating_add(mean(&llm_ns, ranks));
         Ok(schedule)
     }

@@ -1,7 +1,7 @@
 //! Predictions for placed samples: the durations of every action of every rank.
 
 use crate::colocated::predict as colocated;
-use crate::judge::work::{Column, encoder_work, feeds, pack};
+use crate::judge::work::{Column, encoder_work, feeds, holders, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use crate::settings::StepSettings;
@@ -79,7 +79,7 @@ fn column_of_profile(
     if layout.is_colocated() {
         return colocated::column(scheduler, llm, encoder);
     }
-    let feeds = feeds(llm, encoder, layout.encoder.dp);
+    let feeds = feeds(&holders(llm), encoder, layout.encoder.dp);
     let mut column = Column {
         predictions: vec![Prediction::default(); layout.num_rows() as usize],
         num_messages: feeds.iter().map(Vec::len).sum::<usize>() as u64,
@@ -190,6 +190,11 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: Pip
     }
 }
 
+/// The predictions of each microbatch. Degrees and samples have been checked.
+pub(crate) fn columns(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide) -> Vec<Column> {
+    llm.iter().zip(encoder).map(|(llm, encoder)| column(scheduler, llm, encoder)).collect()
+}
+
 /// The durations of every action. Degrees and samples have been checked.
 pub(crate) fn predict(
     scheduler: &StepScheduler,
@@ -197,7 +202,5 @@ pub(crate) fn predict(
     encoder: &EncoderSide,
     order: PipelineOrder,
 ) -> Predicted {
-    let columns: Vec<Column> =
-        llm.iter().zip(encoder).map(|(llm, encoder)| column(scheduler, llm, encoder)).collect();
-    assemble(scheduler, &columns, order)
+    assemble(scheduler, &columns(scheduler, llm, encoder), order)
 }
