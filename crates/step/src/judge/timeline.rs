@@ -1,6 +1,7 @@
 //! A schedule as a step: its durations, its timeline and its memory. A schedule of another plan or other data is refused.
 
 use crate::colocated::memory as colocated;
+use crate::colocated::predict as colocated_times;
 use crate::error::StepError;
 use crate::judge::peaks;
 use crate::judge::predict::{self, Coverage, Predicted};
@@ -69,9 +70,15 @@ impl StepScheduler {
             let recompute = |column: &Column| column.runs.iter().map(|run| run.recompute).collect();
             schedule.recompute = columns.iter().map(recompute).collect();
         }
-        let input = predict::assemble(self, &columns, self.settings.pipeline_order).input;
-        drop(columns);
-        schedule.predicted_makespan_ns = Simulator::new(&input)?.makespan_ns();
+        let transfer_ns = predict::transfer_ns(self, &columns);
+        schedule.predicted_makespan_ns = match colocated_times::makespan_ns(self, &columns, transfer_ns) {
+            Some(ns) => ns,
+            None => {
+                let input = predict::assemble(self, &columns, self.settings.pipeline_order).input;
+                drop(columns);
+                Simulator::new(&input)?.makespan_ns()
+            }
+        };
         Ok(())
     }
 
