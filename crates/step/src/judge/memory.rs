@@ -1,7 +1,6 @@
 //! The memory budget in the scheduler: what fraction of a bucket's memory each sample takes, whether a schedule keeps the
 //! budget, and the errors if it does not.
 
-use crate::colocated::memory as colocated;
 use crate::error::StepError;
 use crate::judge::{peaks, predict};
 use crate::scheduler::StepScheduler;
@@ -139,15 +138,14 @@ impl StepScheduler {
         self.check_memory(schedule)
     }
 
-    /// Whether a colocated schedule keeps the cap on tokens and the memory budget: it does not say by how much.
+    /// Whether a schedule without action lists keeps the cap on tokens and the memory budget: it does not say by how much.
     pub(crate) fn is_within_limits(&self, schedule: &Schedule) -> bool {
         let Some(budget_bytes) = self.settings.memory_budget_bytes else {
             return self.check_tokens(schedule).is_ok();
         };
         let most = (!self.eased.is_empty()).then(|| self.uneased());
         let scheduler = most.as_ref().unwrap_or(self);
-        self.check_tokens(schedule).is_ok()
-            && colocated::are_within(scheduler, &schedule.llm, &schedule.encoder, budget_bytes)
+        self.check_tokens(schedule).is_ok() && peaks::are_within(scheduler, schedule, budget_bytes)
     }
 
     /// Nothing if every rank stays within the memory budget, or if there is none.

@@ -71,13 +71,13 @@ impl StepScheduler {
             schedule.recompute = columns.iter().map(recompute).collect();
         }
         let transfer_ns = predict::transfer_ns(self, &columns);
-        schedule.predicted_makespan_ns = match colocated_times::makespan_ns(self, &columns, transfer_ns) {
-            Some(ns) => ns,
-            None => {
-                let input = predict::assemble(self, &columns, self.settings.pipeline_order).input;
-                drop(columns);
-                Simulator::new(&input)?.makespan_ns()
-            }
+        let met_ns = colocated_times::makespan_ns(self, &columns, transfer_ns);
+        schedule.predicted_makespan_ns = if let Some(ns) = met_ns {
+            ns
+        } else {
+            let input = predict::assemble(self, &columns, self.settings.pipeline_order).input;
+            drop(columns);
+            Simulator::new(&input)?.makespan_ns()
         };
         Ok(())
     }
