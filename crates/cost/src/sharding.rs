@@ -3,7 +3,7 @@
 use crate::cost::CostModel;
 use crate::mode::Runs;
 use crate::module::{Module, in_forward, is_layer};
-use crate::network::{Basis, Group, Spread, Transfer};
+use crate::network::{Basis, Group, Route, Spread, Transfer};
 use crate::prediction::Prediction;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
 use dflop_types::{Collective, Component, Layout, MicrobatchShape, StageIndex, Zero};
@@ -240,13 +240,18 @@ impl CostModel {
         let (shards, copies) =
             (self.shard_spread(sharding), self.links.spread(sharding.copies(), self.ranks_per_node));
         let mut marks = [false; 2];
-        let mut collective = |collective, spread, ranks, bytes| {
-            let transfer = self.meeting_at(collective, spread, ranks, bytes);
+        // The way is the same for all units, and takes longer to find than to time.
+        let by = |collective, spread, ranks| self.route_at(collective, spread, ranks);
+        let gathering = by(Collective::AllGather, shards, sharding.degree);
+        let scattering = by(Collective::ReduceScatter, shards, sharding.degree);
+        let copying = by(Collective::AllReduce, copies, sharding.copies().num_ranks);
+        let mut collective = |route: &Option<Route>, bytes| {
+            let transfer = route.as_ref().map_or_else(Transfer::default, |route| route.transfer(bytes));
             marks[0] |= transfer.basis == Basis::Assumed;
             marks[1] |= transfer.basis == Basis::Extrapolated;
             transfer.ns
         };
-        let mut gather = |bytes| collective(Collective::AllGather, shards, sharding.degree, bytes);
+        let mut gather = |bytes| collective(&gathering, bytes);
         let sum_of = |of: fn(&Unit) -> u64, runs_back: bool| -> u64 {
             let others = units.iter().filter(|unit| !unit.is_alone && (unit.runs_back || !runs_back));
             others.map(|unit| of(unit).saturating_mul(unit.count)).sum()
@@ -256,13 +261,10 @@ impl CostModel {
         let gathers: Vec<u64> =
             units.iter().map(|unit| if unit.is_alone { gather(unit.parameter_bytes) } else { 0 }).collect();
         // The sums go to the owners of the shards, and then over the groups that hold copies of each other.
-        let mut reduce =
-            |bytes: u64| {
-                let part = bytes.div_ceil(u64::from(sharding.degree.max(1)));
-                collective(Collective::ReduceScatter, shards, sharding.degree, bytes).saturating_add(
-                    collective(Collective::AllReduce, copies, sharding.copies().num_ranks, part),
-                )
-            };
+        let mut reduce = |bytes: u64| {
+            let part = bytes.div_ceil(u64::from(sharding.degree.max(1)));
+            collective(&scattering, bytes).saturating_add(collective(&copying, part))
+        };
         let around_reduce = reduce(sum_of(|unit| unit.gradient_bytes, true));
         let reduces: Vec<u64> =
             units.iter().map(|unit| if unit.is_alone { reduce(unit.gradient_bytes) } else { 0 }).collect();

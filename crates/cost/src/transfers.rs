@@ -1,7 +1,7 @@
 //! Transfers by a cost model: the time of a message or a collective over the links of its profile.
 
 use crate::cost::CostModel;
-use crate::network::{Group, Spread, Transfer};
+use crate::network::{Group, Route, Spread, Transfer};
 use dflop_types::{Collective, Layout, LinkSpan};
 
 impl CostModel {
@@ -34,10 +34,13 @@ impl CostModel {
         num_ranks: u32,
         bytes: u64,
     ) -> Transfer {
-        if num_ranks < 2 {
-            return Transfer::default();
-        }
-        self.links.route_of(collective, spread, num_ranks).transfer(bytes)
+        let route = self.route_at(collective, spread, num_ranks);
+        route.map_or_else(Transfer::default, |route| route.transfer(bytes))
+    }
+
+    /// The way of a collective; `None` where fewer than two ranks take part.
+    pub(crate) fn route_at(&self, collective: Collective, spread: Spread, num_ranks: u32) -> Option<Route> {
+        (num_ranks >= 2).then(|| self.links.route_of(collective, spread, num_ranks))
     }
 
     /// [`Layout::ratio_across_nodes`] where the size of a node is known, else 0: all messages count as near.

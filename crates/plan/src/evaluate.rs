@@ -3,7 +3,7 @@
 
 use crate::error::PlanError;
 use crate::objective::Objective;
-use dflop_step::{Arm, StepError, StepScheduler};
+use dflop_step::{Arm, Judgement, StepError, StepScheduler};
 use dflop_types::statistics::Interval;
 use dflop_types::{PlanPrediction, Rejection, SampleIndex};
 use rayon::prelude::*;
@@ -65,14 +65,14 @@ pub(crate) fn judge_batch(
         }
         Err(error) => return Err(error.into()),
     };
-    let (timeline, coverage) = scheduler.simulate_covered(&aware)?;
+    let Judgement { timeline, coverage, peak_bytes } = scheduler.judge(&aware)?;
     let layout = scheduler.settings().layout;
     let encoder_ranks =
         if layout.is_colocated() { 0 } else { layout.by_group().encoder.num_ranks() as usize };
     let mut peaks = [0; 2];
-    for (rank, memory) in scheduler.memory(&aware)?.iter().enumerate() {
+    for (rank, bytes) in peak_bytes.into_iter().enumerate() {
         let peak = &mut peaks[usize::from(rank >= encoder_ranks)];
-        *peak = memory.total_bytes().max(*peak);
+        *peak = bytes.max(*peak);
     }
     if layout.is_colocated() {
         // Every colocated rank holds both components, so both have the same peak.

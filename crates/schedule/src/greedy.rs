@@ -1,18 +1,16 @@
 //! A first assignment: longest processing time first, on two resources.
 
+use crate::leaning::Leaning;
 use crate::sorted_batch::{Pair, SortedBatch, plus, worse};
 use crate::stop::Stop;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-/// Buckets looked at between two questions whether to stop: some tenths of a millisecond.
+/// Buckets to choose among between two questions whether to stop: some hundredths of a millisecond.
 const ASKED_EVERY: usize = 1 << 16;
 
 /// Samples times buckets that are all compared: some two seconds.
 const COMPARED_MAX: usize = 1 << 31;
-
-/// Buckets that are passed over together where none of them can be the least loaded.
-const BLOCK: usize = 64;
 
 /// Buckets of the least load that a sample chooses among beyond that: by the encoder's, the LLM's and the worse one each.
 const LEAST_LOOKED_AT: usize = 24;
@@ -27,8 +25,8 @@ const LEAST_LOOKED_AT: usize = 24;
 /// Beyond [`COMPARED_MAX`] comparisons only those buckets are looked at that have the least load of either resource, or
 /// the least worse load: a sample that finds no room in them has the choice of all.
 ///
-/// *Complexity*: O(n log m) where one resource has no costs and nothing is capped, else O(n m) up to
-/// [`COMPARED_MAX`], and O(n log m) beyond.
+/// *Complexity*: O(n log m) where one resource has no costs and nothing is capped, else O(n sqrt m) up to [`COMPARED_MAX`],
+/// or O(n m) where the least loaded buckets have no room, and O(n log m) beyond.
 ///
 /// *References*: Graham, "Bounds on multiprocessing timing anomalies", 1969, for one resource.
 pub(crate) fn greedy(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
@@ -41,30 +39,19 @@ pub(crate) fn greedy(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     greedy_among_all(batch, stop)
 }
 
-/// Greedy that looks at every bucket for every sample, as long as none is empty. The first empty bucket is as good as any
-/// other bucket or better: its worse load and its sum become the least, it has no samples, and it has room.
-///
-/// Of each block of buckets the least load of either resource is known. If a sample on top of these is worse than in the best
-/// bucket so far, it is so in every bucket of the block.
+/// Greedy that has the choice of every bucket for every sample, as long as none is empty. The first empty bucket is as good as
+/// any other bucket or better: its worse load and its sum become the least, it has no samples, and it has room, since no sample
+/// is over a cap alone.
 fn greedy_among_all(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     let mut until_asked = 0;
-    let mut load = vec![[0, 0]; batch.num_buckets];
-    let mut count = vec![0_usize; batch.num_buckets];
-    let mut held = vec![[0_u64; 2]; batch.num_buckets];
-    let mut least_of = vec![[0_i64; 2]; batch.num_buckets.div_ceil(BLOCK)];
-    let least_in = |block: &[Pair]| {
-        block.iter().fold([i64::MAX; 2], |least, load| [least[0].min(load[0]), least[1].min(load[1])])
-    };
-    let mut bucket = Vec::with_capacity(batch.num_samples());
-    for (sample, &cost) in batch.cost.iter().enumerate() {
-        let size = batch.size(sample as u32);
-        if sample < batch.num_buckets && (0..2).all(|c| size[c] <= batch.caps[c]) {
-            (load[sample], count[sample], held[sample]) = (cost, 1, size);
-            let at = sample / BLOCK;
-            least_of[at] = least_in(&load[at * BLOCK..load.len().min((at + 1) * BLOCK)]);
-            bucket.push(sample as u32);
-            continue;
-        }
+    let num_first = batch.num_samples().min(batch.num_buckets);
+    let mut bucket: Vec<u32> = (0..num_first as u32).collect();
+    if num_first == batch.num_samples() {
+        return Some(bucket);
+    }
+    let held = bucket.iter().map(|&sample| batch.size(sample)).collect();
+    let mut buckets = Leaning::new(batch.cost[..num_first].to_vec(), vec![1; num_first], held);
+    for (sample, &cost) in (num_first as u32..).zip(&batch.cost[num_first..]) {
         if until_asked < batch.num_buckets {
             if stop.strikes() {
                 return None;
@@ -72,32 +59,10 @@ fn greedy_among_all(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
             until_asked = ASKED_EVERY;
         }
         until_asked = until_asked.saturating_sub(batch.num_buckets);
-        let room = [batch.caps[0] - size[0], batch.caps[1] - size[1]];
-        let (mut least, mut best) = (i64::MAX, None);
-        for (at, block) in load.chunks(BLOCK).enumerate() {
-            // Nearly all blocks end here.
-            if worse(plus(least_of[at], cost)) > least {
-                continue;
-            }
-            for (b, &before) in (at * BLOCK..).zip(block) {
-                let after = plus(before, cost);
-                // Nearly all buckets end here.
-                if worse(after) > least || held[b][0] > room[0] || held[b][1] > room[1] {
-                    continue;
-                }
-                let key = (worse(after), after[0] + after[1], count[b]);
-                if best.is_none_or(|(least, _)| key < least) {
-                    (least, best) = (key.0, Some((key, b)));
-                }
-            }
-        }
-        let (_, b) = best?;
-        load[b] = plus(load[b], cost);
-        let at = b / BLOCK;
-        least_of[at] = least_in(&load[at * BLOCK..load.len().min((at + 1) * BLOCK)]);
-        count[b] += 1;
-        held[b] = [held[b][0] + size[0], held[b][1] + size[1]];
-        bucket.push(b as u32);
+        let size = batch.size(sample);
+        let b = buckets.least(cost, size, batch.caps)?;
+        buckets.add(b, cost, size);
+        bucket.push(b);
     }
     Some(bucket)
 }
@@ -212,8 +177,15 @@ mod tests {
 
     #[test]
     fn the_first_samples_go_to_empty_buckets_as_the_rule_says() {
-        let cases =
-            [(300, 1_000, 40), (300, 3, 40), (300, 1, 40), (30, 9, 60), (900, 50, 150), (700, 1_000, 128)];
+        let cases = [
+            (300, 1_000, 40),
+            (300, 3, 40),
+            (300, 1, 40),
+            (30, 9, 60),
+            (900, 50, 150),
+            (700, 1_000, 128),
+            (4_000, 1_000, 700),
+        ];
         for (num_samples, end, num_buckets) in cases {
             for cap in [None, Some(60), Some(130)] {
                 let costs = costs(num_samples, end, true);

@@ -56,6 +56,7 @@ mod exact;
 mod exchange;
 mod greedy;
 mod ladder;
+mod leaning;
 mod limits;
 mod meets;
 mod ordering;

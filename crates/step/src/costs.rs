@@ -19,6 +19,16 @@ pub(crate) struct BatchCosts {
     pub(crate) typical: Typical,
 }
 
+/// What whole samples of a batch cost.
+struct OfSamples {
+    costs: Costs,
+    /// Time of each sample on an encoder replica before corrections, in nanoseconds.
+    sample_ns: Vec<u64>,
+    typical: Typical,
+    /// The encoder stage that takes longest.
+    busiest: EncoderLayers,
+}
+
 impl StepScheduler {
     /// The costs of a batch's samples, scaled so that times of both components can be compared.
     ///
@@ -41,6 +51,29 @@ impl StepScheduler {
         batch: &[SampleIndex],
         num_microbatches: u32,
     ) -> Result<BatchCosts, StepError> {
+        let OfSamples { costs, sample_ns, typical, busiest } = self.of_samples(batch, num_microbatches)?;
+        let part_ns = batch
+            .iter()
+            .zip(&sample_ns)
+            .map(|(&s, &sample_ns)| {
+                let parts = self.part_costs(self.shape(s), sample_ns, typical, busiest).into_iter();
+                parts.map(|(count, ns)| (count, self.corrected(ENCODER, s, ns))).collect()
+            })
+            .collect();
+        let encoder_ns = batch.iter().zip(sample_ns).map(|(&s, ns)| self.corrected(ENCODER, s, ns)).collect();
+        Ok(BatchCosts { costs, encoder_ns, part_ns, typical })
+    }
+
+    /// The costs of [`StepScheduler::costs_in`] alone: the times of parts take longer to find than all others.
+    pub(crate) fn sample_costs_in(
+        &self,
+        batch: &[SampleIndex],
+        num_microbatches: u32,
+    ) -> Result<(Costs, Typical), StepError> {
+        self.of_samples(batch, num_microbatches).map(|of| (of.costs, of.typical))
+    }
+
+    fn of_samples(&self, batch: &[SampleIndex], num_microbatches: u32) -> Result<OfSamples, StepError> {
         let typical = self.typical_in(batch, num_microbatches)?;
         let (llm_dp, encoder_dp) = (u64::from(self.settings.layout.llm.dp), u64::from(self.num_encoders()));
         let stage_ns = |stage: &StageLayers| -> Vec<u64> {
@@ -63,23 +96,16 @@ impl StepScheduler {
             .max_by_key(|costs| costs.iter().map(|&ns| u128::from(ns)).sum::<u128>())
             .unwrap_or_default();
         let busiest = self.busiest_encoder_stage(batch, typical);
-        let encoder_ns: Vec<u64> = batch
+        let sample_ns: Vec<u64> = batch
             .iter()
             .map(|&s| self.balanced_model().sample_encoder_stage_ns(self.shape(s), typical, busiest))
             .collect();
-        let part_ns = batch
-            .iter()
-            .zip(&encoder_ns)
-            .map(|(&s, &sample_ns)| {
-                let parts = self.part_costs(self.shape(s), sample_ns, typical, busiest).into_iter();
-                parts.map(|(count, ns)| (count, self.corrected(ENCODER, s, ns))).collect()
-            })
-            .collect();
-        let encoder_ns: Vec<u64> =
-            batch.iter().zip(encoder_ns).map(|(&s, ns)| self.corrected(ENCODER, s, ns)).collect();
-        let scaled = encoder_ns.iter().map(|&ns| ns.saturating_mul(llm_dp) / encoder_dp).collect();
-        let costs = Costs { encoder_ns: scaled, llm_ns, bytes: None, tokens: self.capped_tokens(batch) };
-        Ok(BatchCosts { costs, encoder_ns, part_ns, typical })
+        let scaled = |(&s, &ns): (&SampleIndex, &u64)| {
+            self.corrected(ENCODER, s, ns).saturating_mul(llm_dp) / encoder_dp
+        };
+        let encoder_ns = batch.iter().zip(&sample_ns).map(scaled).collect();
+        let costs = Costs { encoder_ns, llm_ns, bytes: None, tokens: self.capped_tokens(batch) };
+        Ok(OfSamples { costs, sample_ns, typical, busiest })
     }
 
     /// The size of a microbatch where a batch fills so many of each replica.

@@ -53,6 +53,7 @@ pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError, giants};
 pub use judge::critical::Link;
 pub use judge::outlier::{Outlier, Outliers};
 pub use judge::predict::Coverage;
+pub use judge::timeline::Judgement;
 pub use openings::openings;
 pub use place::nodes::Traffic;
 pub use prefetch::{Answer, Job, JobKey, Prefetch, WallLimit};

@@ -1,6 +1,6 @@
 //! Openings: from when on a rank may open the receives of its actions.
 
-use crate::judge::work::feeds;
+use crate::judge::work::{feeds, holders};
 use dflop_sim::{Opening, SimError, Simulator, StepInput};
 use dflop_types::{Layout, PipelineOrder, Rank, Schedule};
 
@@ -54,7 +54,7 @@ fn timeline(layout: &Layout, order: PipelineOrder, schedule: &Schedule) -> Resul
             .llm
             .iter()
             .zip(&schedule.encoder)
-            .map(|(llm, encoder)| feeds(llm, encoder, by_group.encoder.dp))
+            .map(|(llm, encoder)| feeds(&holders(llm), encoder, by_group.encoder.dp))
             .collect(),
         transfer_ns: 0,
         tail_ns: vec![0; by_group.num_ranks() as usize],

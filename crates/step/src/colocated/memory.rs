@@ -3,35 +3,45 @@
 use crate::colocated::easing::{self, Run};
 use crate::error::StepError;
 use crate::groups::by_group;
-use crate::judge::work::{encoder_work, features, pack};
+use crate::judge::work::{Column, encoder_work, features, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{ColocatedMemory, ColocatedSharding, CostModel, Moment, RankMemory, RankMicrobatch};
 use dflop_schedule::Meets;
 use dflop_types::{
-    Action, EncoderShare, MicrobatchShape, PartRange, Recomputation, SampleIndex, SampleShape, Schedule,
-    StageIndex,
+    Action, EncoderShare, MicrobatchShape, PartRange, SampleIndex, SampleShape, Schedule, StageIndex,
 };
 
 /// Predicted peak of every tensor group: of its fullest rank.
-pub(crate) fn peaks<'a>(
+pub(crate) fn peaks(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide) -> Vec<RankMemory> {
+    let (fixed, ranks) = (fixed(scheduler), scheduler.settings.layout.num_ranks() as usize);
+    (0..ranks).map(|rank| peak(scheduler, &of_rank(scheduler, llm, encoder, rank), fixed)).collect()
+}
+
+/// Whether every tensor group stays within the budget.
+pub(crate) fn are_within(
+    scheduler: &StepScheduler,
+    llm: &Side,
+    encoder: &EncoderSide,
+    budget_bytes: u64,
+) -> bool {
+    let (fixed, ranks) = (fixed(scheduler), scheduler.settings.layout.num_ranks() as usize);
+    let is_within = |rank: usize| {
+        peak(scheduler, &of_rank(scheduler, llm, encoder, rank), fixed).total_bytes() <= budget_bytes
+    };
+    (0..ranks).all(is_within)
+}
+
+/// What a tensor group reads and encodes in each microbatch.
+fn of_rank<'a>(
     scheduler: &StepScheduler,
     llm: &'a Side,
     encoder: &'a EncoderSide,
-) -> Vec<RankMemory> {
-    let ranks = 0..scheduler.settings.layout.num_ranks() as usize;
-    let (fixed, per_group) = (fixed(scheduler), scheduler.encoders_per_group() as usize);
-    let of_group = |encoder: &'a [Vec<EncoderShare>], rank: usize| &encoder[rank * per_group..][..per_group];
-    ranks
-        .map(|rank| {
-            let of_rank: Vec<(&[SampleIndex], &[Vec<EncoderShare>])> = llm
-                .iter()
-                .zip(encoder)
-                .map(|(llm, encoder)| (&*llm[rank], of_group(encoder, rank)))
-                .collect();
-            peak(scheduler, &of_rank, fixed)
-        })
-        .collect()
+    rank: usize,
+) -> Vec<(&'a [SampleIndex], &'a [Vec<EncoderShare>])> {
+    let per_group = scheduler.encoders_per_group() as usize;
+    let columns = llm.iter().zip(encoder);
+    columns.map(|(llm, encoder)| (&*llm[rank], &encoder[rank * per_group..][..per_group])).collect()
 }
 
 /// The memory of each rank that does not depend on its samples: for the encoder, and for the LLM backbone.
@@ -51,7 +61,7 @@ pub(crate) fn peak(
         .enumerate()
         .filter(|(_, (llm, encoder))| !llm.is_empty() || !encoder.iter().all(Vec::is_empty));
     let peaks = filled.map(|(at, (llm, encoder))| {
-        let memory = run(scheduler, llm, encoder, fixed).memory;
+        let memory = run(scheduler, &Work::new(scheduler, llm, encoder), fixed).memory;
         let moment = match memory.moment {
             // The peak belongs to both components together. It is shown as an action of the LLM backbone.
             Moment::Action(action) => {
@@ -70,40 +80,48 @@ pub(crate) fn peak(
     })
 }
 
-/// How a tensor group runs one microbatch, of which its LLM reads `llm` and its encoder replicas encode `encoder`. All of
-/// them recompute the same; the memory is that of the fullest.
-pub(crate) fn run<'a>(
-    scheduler: &'a StepScheduler,
-    llm: &[SampleIndex],
-    encoder: &[Vec<EncoderShare>],
-    fixed: ColocatedMemory,
-) -> Run<'a> {
-    let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
-    let own = |share: &EncoderShare| share.parts.is_none() && llm.contains(&share.sample);
-    // Nothing is exchanged if the rank encodes only samples that it also reads, and all of those.
-    let of_replica = |shares: &Vec<EncoderShare>| {
-        let work = encoder_work(scheduler, shares);
-        let is_exchanged = !shares.iter().all(own) || work.feature_tokens != read.feature_tokens;
-        (work, is_exchanged)
-    };
-    let models = (&*scheduler.model, &scheduler.eased);
-    let works: Vec<(RankMicrobatch, bool)> = encoder.iter().map(of_replica).collect();
-    easing::run(models, scheduler.settings.memory_budget_bytes, (&works, &read), fixed)
+/// The work of a tensor group in one microbatch.
+pub(crate) struct Work {
+    /// What its LLM reads.
+    pub(crate) read: RankMicrobatch,
+    /// What each of its encoder replicas encodes, with whether it exchanges features for that.
+    pub(crate) encoded: Vec<(RankMicrobatch, bool)>,
 }
 
-/// What each tensor group recomputes in each microbatch; nothing if all recompute what the plan says.
-pub(crate) fn recomputed(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Vec<Recomputation>> {
-    if scheduler.eased.is_empty() {
-        return Vec::new();
+impl Work {
+    /// Of a group whose LLM reads `llm` and whose encoder replicas encode `encoder`.
+    pub(crate) fn new(scheduler: &StepScheduler, llm: &[SampleIndex], encoder: &[Vec<EncoderShare>]) -> Self {
+        let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
+        let own = |share: &EncoderShare| share.parts.is_none() && llm.contains(&share.sample);
+        // Nothing is exchanged if the rank encodes only samples that it also reads, and all of those.
+        let of_replica = |shares: &Vec<EncoderShare>| {
+            let work = encoder_work(scheduler, shares);
+            let is_exchanged = !shares.iter().all(own) || work.feature_tokens != read.feature_tokens;
+            (work, is_exchanged)
+        };
+        Self { encoded: encoder.iter().map(of_replica).collect(), read }
     }
-    let (fixed, of) = (fixed(scheduler), scheduler.model.settings());
-    let most = Recomputation { encoder: of.encoder.recompute, llm: of.llm.recompute };
-    let groups = scheduler.settings.layout.encoder.dp;
-    let columns = schedule.llm.iter().zip(&schedule.encoder);
-    let of_rank = |(llm, encoder): (&Vec<SampleIndex>, &[Vec<EncoderShare>])| {
-        run(scheduler, llm, encoder, fixed).recompute.unwrap_or(most)
-    };
-    columns.map(|(llm, encoder)| llm.iter().zip(by_group(encoder, groups)).map(of_rank).collect()).collect()
+}
+
+/// How a tensor group runs one microbatch. All its ranks recompute the same; the memory is that of the fullest.
+pub(crate) fn run<'a>(scheduler: &'a StepScheduler, work: &Work, fixed: ColocatedMemory) -> Run<'a> {
+    let models = (&*scheduler.model, &scheduler.eased);
+    easing::run(models, scheduler.settings.memory_budget_bytes, (&work.encoded, &work.read), fixed)
+}
+
+/// Predicted peak of every tensor group in bytes, as [`peaks`] has it, from what the columns of an eased schedule say.
+pub(crate) fn peak_bytes(scheduler: &StepScheduler, columns: &[Column]) -> Vec<u64> {
+    let mut peaks = vec![0; scheduler.settings.layout.num_ranks() as usize];
+    for column in columns {
+        for (peak, run) in peaks.iter_mut().zip(&column.runs) {
+            *peak = run.bytes.max(*peak);
+        }
+    }
+    if peaks.contains(&0) {
+        let none = peak(scheduler, &[], fixed(scheduler)).total_bytes();
+        peaks.iter_mut().filter(|peak| **peak == 0).for_each(|peak| *peak = none);
+    }
+    peaks
 }
 
 /// Forward and backward of a microbatch on a tensor group by the times of `model`, without collectives, in nanoseconds.
@@ -134,7 +152,7 @@ impl StepScheduler {
         let groups = self.settings.layout.encoder.dp;
         let columns = schedule.llm.iter().zip(&schedule.encoder);
         for (samples, shares) in columns.flat_map(|(llm, e)| llm.iter().zip(by_group(e, groups))) {
-            let model = run(self, samples, shares, fixed).model;
+            let model = run(self, &Work::new(self, samples, shares), fixed).model;
             let total_ns = |model: &CostModel| work_ns(self, model, samples, shares);
             sum = sum.saturating_add(total_ns(model).saturating_sub(total_ns(least)));
         }

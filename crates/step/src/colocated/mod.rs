@@ -8,6 +8,7 @@
 //!   are balanced.
 
 mod by_phase;
+mod cutting;
 pub(crate) mod easing;
 mod effort;
 pub(crate) mod memory;

@@ -2,18 +2,17 @@
 
 use crate::arm::Method;
 use crate::colocated::effort::{Effort, FEW_MOVES};
-use crate::colocated::memory;
+use crate::colocated::predict;
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
 use crate::judge::memory::{FRACTION_ONE, least};
 use crate::place::columns;
 use crate::place::shares;
-use crate::place::sharing::spread_quickly;
 use crate::scheduler::{Pair, StepScheduler, Stop};
 use crate::tokens;
 use dflop_cost::CostModel;
 use dflop_schedule::{Assignment, Costs, Limits, Meets, NEAR, baseline, schedule_for};
-use dflop_types::{EncoderShare, SampleIndex, Schedule, Zero};
+use dflop_types::{SampleIndex, Schedule, Zero};
 
 /// Percentages of the memory budget that are kept free, tried one after the other. A reserve is needed because the bytes of
 /// a microbatch are not exactly the sum of the bytes of its samples.
@@ -31,19 +30,10 @@ impl StepScheduler {
         method: Method,
         halt: Stop,
     ) -> Result<Schedule, StepError> {
-        let schedule = self.colocated_samples(step, batch, method, halt)?;
-        Ok(Schedule { recompute: memory::recomputed(self, &schedule), ..schedule })
-    }
-
-    /// The same schedule, which does not say yet what is recomputed.
-    fn colocated_samples(
-        &self,
-        step: u64,
-        batch: &[SampleIndex],
-        method: Method,
-        halt: Stop,
-    ) -> Result<Schedule, StepError> {
-        let bare = |way: &dyn Fn(u32) -> Vec<u32>| self.in_fewest(step, batch, way);
+        let bare = |way: &dyn Fn(u32) -> Vec<u32>| {
+            let (bucket, schedule) = self.in_fewest(step, batch, way)?;
+            self.priced(batch, &bucket, schedule, None)
+        };
         let of_tokens = |count| self.buckets_by_tokens(batch, count);
         let of_arrival = |count| self.buckets_by_arrival(batch, count);
         match method {
@@ -59,7 +49,13 @@ impl StepScheduler {
             return balanced;
         }
         // A simpler method may be faster by chance, because a sample does not add exactly its own cost to a microbatch.
-        let others = [bare(&of_tokens), bare(&of_arrival)].into_iter().flatten();
+        let limit_ns = balanced.as_ref().map_or(u64::MAX, |balanced| balanced.predicted_makespan_ns);
+        let other = |way: &dyn Fn(u32) -> Vec<u32>| {
+            let (bucket, schedule) = self.in_fewest(step, batch, way).ok()?;
+            let may_help = limit_ns == u64::MAX || predict::least_ns(self, &schedule) <= limit_ns;
+            may_help.then(|| self.priced(batch, &bucket, schedule, None).ok()).flatten()
+        };
+        let others = [other(&of_tokens), other(&of_arrival)].into_iter().flatten();
         let best = others.chain(balanced.as_ref().ok().cloned()).min_by_key(|s| s.predicted_makespan_ns);
         match (best, balanced) {
             (None, Err(error)) => Err(error),
@@ -92,8 +88,8 @@ impl StepScheduler {
         if self.settings.layout.zero == Zero::Parameters { Meets::Phase } else { Meets::Step }
     }
 
-    /// The schedule that `way` makes with the fewest microbatches that fit. `way` gets a number of microbatches of each rank
-    /// and gives the bucket of each sample.
+    /// The buckets that `way` makes with the fewest microbatches that fit, and their schedule, which is not priced yet. `way`
+    /// gets a number of microbatches of each rank and gives the bucket of each sample.
     ///
     /// The numbers tried are 1, 2, 4 and so on. If ranks wait for each other in each microbatch, each number is only a
     /// quarter more than the one before it, as for balanced buckets.
@@ -102,20 +98,24 @@ impl StepScheduler {
         step: u64,
         batch: &[SampleIndex],
         way: &dyn Fn(u32) -> Vec<u32>,
-    ) -> Result<Schedule, StepError> {
+    ) -> Result<(Vec<u32>, Schedule), StepError> {
         let most = self.settings.num_microbatches;
         let mut count = 1;
-        loop {
-            match self.placed_within(step, batch, &way(count)) {
-                Err(StepError::Memory { .. } | StepError::Tokens { .. }) if count < most => {
-                    let more = if self.meets() == Meets::Phase { count.div_ceil(4) } else { count };
-                    count = (count + more).min(most);
-                }
-                Err(error @ StepError::Memory { .. }) => {
-                    return Err(self.too_large(batch).unwrap_or(error));
-                }
-                placed => return placed,
+        while count < most {
+            let bucket = way(count);
+            let schedule = self.unpriced(step, batch, &bucket)?;
+            if self.is_within_limits(&schedule) {
+                return Ok((bucket, schedule));
             }
+            let more = if self.meets() == Meets::Phase { count.div_ceil(4) } else { count };
+            count = (count + more).min(most);
+        }
+        let bucket = way(count);
+        let schedule = self.unpriced(step, batch, &bucket)?;
+        match self.check_limits(&schedule) {
+            Err(error @ StepError::Memory { .. }) => Err(self.too_large(batch).unwrap_or(error)),
+            Err(error) => Err(error),
+            Ok(()) => Ok((bucket, schedule)),
         }
     }
 
@@ -157,7 +157,7 @@ impl StepScheduler {
     fn balanced_once(&self, step: u64, batch: &[SampleIndex], halt: Stop) -> Result<Schedule, StepError> {
         let ranks = self.settings.layout.llm.dp;
         let costs = self.costs_in(batch, self.fewest_by_bytes(batch)?)?;
-        let even = self.assigned(step, batch, &costs, 1, None, Effort::Until(halt))?;
+        let even = self.assigned(step, batch, &costs.costs, 1, None, Effort::Until(halt))?;
         let cut = self.cut(batch, &costs, &even.bucket, ranks);
         let (bucket, assignment) = match cut {
             Some(bucket) => (bucket, even),
@@ -166,121 +166,6 @@ impl StepScheduler {
         };
         let schedule = self.placed_within(step, batch, &bucket)?;
         Ok(bounded(schedule, &assignment))
-    }
-
-    /// The bucket of each sample, given its rank: every rank cuts its samples into microbatches. `None` if a rank would need
-    /// more microbatches than the plan has.
-    fn cut(
-        &self,
-        batch: &[SampleIndex],
-        costs: &BatchCosts,
-        rank_of: &[u32],
-        ranks: u32,
-    ) -> Option<Vec<u32>> {
-        let mut of_rank = vec![Vec::new(); ranks as usize];
-        for (at, &rank) in rank_of.iter().enumerate() {
-            of_rank[rank as usize].push(at);
-        }
-        let is_limited = self.settings.memory_budget_bytes.is_some() || self.bucket_tokens_max.is_some();
-        let mut bucket = rank_of.to_vec();
-        if !is_limited {
-            return Some(bucket);
-        }
-        let fractions = self.memory_fractions(batch, costs.typical, 0);
-        for (rank, own) in (0..ranks).zip(&of_rank) {
-            let size = |at: usize| match &fractions {
-                Some(fractions) => fractions[at],
-                None => u64::from(self.shape(batch[at]).llm_tokens),
-            };
-            let sizes: Vec<u64> = own.iter().map(|&at| size(at)).collect();
-            let microbatches = self.fewest_of_rank(batch, costs, own, &sizes)?;
-            for (&at, microbatch) in own.iter().zip(microbatches) {
-                bucket[at] = microbatch * ranks + rank;
-            }
-        }
-        Some(bucket)
-    }
-
-    /// The microbatch of each sample `own` of a rank, with the fewest microbatches that fit; samples are placed largest
-    /// first. `None` if the samples do not fit.
-    fn fewest_of_rank(
-        &self,
-        batch: &[SampleIndex],
-        costs: &BatchCosts,
-        own: &[usize],
-        sizes: &[u64],
-    ) -> Option<Vec<u32>> {
-        let most = self.settings.num_microbatches.min(own.len().max(1) as u32);
-        let cut = |count: u32| {
-            let microbatches = baseline::single_cost_lpt(sizes, count);
-            let mut positions = vec![Vec::new(); count as usize];
-            for (&at, &microbatch) in own.iter().zip(&microbatches) {
-                positions[microbatch as usize].push(at);
-            }
-            let of_one = |positions: &Vec<usize>| GroupMicrobatch {
-                llm: positions.iter().map(|&at| batch[at]).collect(),
-                encoder: self.divided(batch, costs, positions),
-            };
-            (microbatches, positions.iter().map(of_one).collect::<Vec<_>>())
-        };
-        let mut fewest = (1..=most).map(|count| (count, cut(count)));
-        let (count, (microbatches, samples)) = fewest.find(|(_, (_, samples))| self.fits_rank(samples))?;
-        if self.eased.is_empty() {
-            return Some(microbatches);
-        }
-        // Smaller microbatches recompute less, and pay for more launches.
-        let more = (1..4).map(|doublings| count << doublings).take_while(|&count| count <= most);
-        let others = more.map(cut).filter(|(_, samples)| self.fits_rank(samples));
-        let all = std::iter::once((microbatches, samples)).chain(others);
-        all.min_by_key(|(_, samples)| self.rank_ns(samples)).map(|(microbatches, _)| microbatches)
-    }
-
-    /// What a rank takes that encodes its own samples, microbatch by microbatch, in nanoseconds.
-    fn rank_ns(&self, microbatches: &[GroupMicrobatch]) -> u64 {
-        let fixed = memory::fixed(self);
-        let of_one = |GroupMicrobatch { llm, encoder }: &GroupMicrobatch| {
-            let model = memory::run(self, llm, encoder, fixed).model;
-            memory::work_ns(self, model, llm, encoder)
-        };
-        microbatches.iter().map(of_one).fold(0, u64::saturating_add)
-    }
-
-    /// Whether a rank with these microbatches keeps the cap on tokens and the memory budget.
-    fn fits_rank(&self, microbatches: &[GroupMicrobatch]) -> bool {
-        let tokens = |one: &GroupMicrobatch| -> u64 {
-            one.llm.iter().map(|&sample| u64::from(self.shape(sample).llm_tokens)).sum()
-        };
-        if self.bucket_tokens_max.is_some_and(|cap| microbatches.iter().any(|m| tokens(m) > cap)) {
-            return false;
-        }
-        let Some(budget) = self.settings.memory_budget_bytes else { return true };
-        let of_rank: Vec<_> = microbatches.iter().map(|one| (&*one.llm, &*one.encoder)).collect();
-        memory::peak(self, &of_rank, memory::fixed(self)).total_bytes() <= budget
-    }
-
-    /// The shares of the encoder replicas of a tensor group that encodes its own samples, at `positions` of the batch, and no
-    /// others: all of them, or where the group has several replicas, an even part for each.
-    fn divided(
-        &self,
-        batch: &[SampleIndex],
-        costs: &BatchCosts,
-        positions: &[usize],
-    ) -> Vec<Vec<EncoderShare>> {
-        let has_segments = |at: &&usize| !self.shape(batch[**at]).encoder_segments.is_empty();
-        let own: Vec<usize> = positions.iter().filter(has_segments).copied().collect();
-        let share = |(at, parts): (usize, _)| EncoderShare { sample: batch[own[at]], parts };
-        let shares = self.divide(costs, &own);
-        shares.into_iter().map(|shares| shares.into_iter().map(share).collect()).collect()
-    }
-
-    /// Divides samples over the encoder replicas of a tensor group.
-    fn divide(&self, costs: &BatchCosts, positions: &[usize]) -> shares::Shares {
-        let per_group = self.encoders_per_group();
-        if per_group == 1 {
-            return shares::whole(&vec![0; positions.len()], 1);
-        }
-        let part_ns: Vec<&shares::PartCosts> = positions.iter().map(|&at| &costs.part_ns[at]).collect();
-        spread_quickly(&part_ns, per_group)
     }
 
     /// A lower limit for the number of microbatches: the bytes of all samples, divided by what all ranks may hold at once.
@@ -319,10 +204,12 @@ impl StepScheduler {
         count: u32,
         halt: Stop,
     ) -> Result<Schedule, StepError> {
-        let costs = self.costs_in(batch, count)?;
+        let (costs, typical) = self.sample_costs_in(batch, count)?;
         let found = |fractions: Option<Vec<u64>>| {
             let assignment = self.assigned(step, batch, &costs, count, fractions, Effort::Until(halt))?;
-            let schedule = self.placed_within(step, batch, &assignment.bucket)?;
+            let schedule = self.unpriced(step, batch, &assignment.bucket)?;
+            self.check_limits(&schedule)?;
+            let schedule = self.priced(batch, &assignment.bucket, schedule, Some((count, &costs)))?;
             Ok(bounded(schedule, &assignment))
         };
         let mut worst = match found(None) {
@@ -330,7 +217,7 @@ impl StepScheduler {
             found => return found,
         };
         for reserve_percent in RESERVES_PERCENT {
-            match found(self.memory_fractions(batch, costs.typical, reserve_percent)) {
+            match found(self.memory_fractions(batch, typical, reserve_percent)) {
                 Err(error @ StepError::Memory { .. }) => worst = least(worst, error),
                 Err(StepError::Balance(_)) => {}
                 found => return found,
@@ -345,7 +232,7 @@ impl StepScheduler {
         &self,
         step: u64,
         batch: &[SampleIndex],
-        costs: &BatchCosts,
+        costs: &Costs,
         count: u32,
         fractions: Option<Vec<u64>>,
         effort: Effort<'_>,
@@ -355,7 +242,7 @@ impl StepScheduler {
         // tokens is one of a microbatch, so it is not applied yet.
         let is_cut_later = meets == Meets::Step && count == 1;
         let cap = self.bucket_tokens_max.filter(|_| !is_cut_later);
-        let tokens = costs.costs.tokens.clone().filter(|_| cap.is_some());
+        let tokens = costs.tokens.clone().filter(|_| cap.is_some());
         let limits = Limits {
             seed: self.seed_of(step),
             bucket_tokens_max: cap,
@@ -369,7 +256,12 @@ impl StepScheduler {
                 (Limits { max_moves, max_exact_work: 0, ..limits }, &|| false)
             }
         };
-        let costs = Costs { bytes: fractions, tokens, ..costs.costs.clone() };
+        let costs = Costs {
+            bytes: fractions,
+            tokens,
+            encoder_ns: costs.encoder_ns.clone(),
+            llm_ns: costs.llm_ns.clone(),
+        };
         let mut assignment = schedule_for(&costs, &limits, meets, count, NEAR, halt)
             .map_err(|e| tokens::of_step(step, e.into()))?;
         assignment.was_stopped |= matches!(effort, Effort::Few);
@@ -428,7 +320,7 @@ impl StepScheduler {
     /// The schedule of samples in these buckets (microbatch x ranks + rank), with its makespan. Each rank encodes the samples
     /// that it reads.
     fn placed(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
-        self.priced(batch, bucket, self.unpriced(step, batch, bucket)?)
+        self.priced(batch, bucket, self.unpriced(step, batch, bucket)?, None)
     }
 
     /// As [`StepScheduler::placed`], where the schedule keeps the cap on tokens and the memory budget. What does not is not
@@ -436,7 +328,7 @@ impl StepScheduler {
     fn placed_within(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
         let schedule = self.unpriced(step, batch, bucket)?;
         self.check_limits(&schedule)?;
-        self.priced(batch, bucket, schedule)
+        self.priced(batch, bucket, schedule, None)
     }
 
     /// As [`StepScheduler::placed`], without loads, bound and makespan.
@@ -448,18 +340,21 @@ impl StepScheduler {
         Ok(self.as_schedule(step, batch, self.place(batch, bucket, own)))
     }
 
-    /// The schedule with its loads, its bound and its makespan.
+    /// The schedule with its loads, its bound and its makespan. `known` are the costs of the batch for a number of microbatches.
     fn priced(
         &self,
         batch: &[SampleIndex],
         bucket: &[u32],
         mut schedule: Schedule,
+        known: Option<(u32, &Costs)>,
     ) -> Result<Schedule, StepError> {
         let (ranks, count) = (self.settings.layout.llm.dp, self.count_of(bucket));
-        let costs = Costs { tokens: None, ..self.costs_in(batch, count)?.costs };
-        let (encoder_ns, llm_ns) = loads(&costs, bucket, count * ranks);
+        let (encoder_ns, llm_ns) = match known {
+            Some((of, costs)) if of == count => loads(costs, bucket, count * ranks),
+            _ => loads(&self.sample_costs_in(batch, count)?.0, bucket, count * ranks),
+        };
         schedule.max_load_ns = self.meets().wait_ns(&encoder_ns, &llm_ns, count);
-        schedule.predicted_makespan_ns = self.makespan_ns(&schedule)?;
+        self.time(&mut schedule)?;
         schedule.lower_bound_ns = mean(&encoder_ns, ranks).saturating_add(mean(&llm_ns, ranks));
         Ok(schedule)
     }
@@ -469,14 +364,6 @@ impl StepScheduler {
         let ranks = self.settings.layout.llm.dp;
         bucket.iter().map(|&bucket| bucket / ranks + 1).max().unwrap_or(1)
     }
-}
-
-/// What a tensor group does in one microbatch.
-struct GroupMicrobatch {
-    /// What its LLM backbone reads.
-    llm: Vec<SampleIndex>,
-    /// What each of its encoder replicas encodes.
-    encoder: Vec<Vec<EncoderShare>>,
 }
 
 /// The mean load of a rank, rounded down. No assignment makes the fullest rank lighter than this.

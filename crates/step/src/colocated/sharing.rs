@@ -2,7 +2,7 @@
 
 use crate::colocated::effort::Effort;
 use crate::colocated::placing::mean;
-use crate::costs::{BatchCosts, loads};
+use crate::costs::loads;
 use crate::error::StepError;
 use crate::scheduler::{StepScheduler, Stop};
 use dflop_schedule::Costs;
@@ -31,13 +31,7 @@ impl StepScheduler {
         }
         let is_small = batch.len() * (count * self.settings.layout.llm.dp) as usize <= FEW_MAX;
         let effort = if is_small && halt() { Effort::Few } else { Effort::Until(halt) };
-        let llm_alone = Costs { encoder_ns: vec![0; batch.len()], ..costs.costs.clone() };
-        let of_llm = BatchCosts {
-            costs: llm_alone,
-            encoder_ns: Vec::new(),
-            part_ns: Vec::new(),
-            typical: costs.typical,
-        };
+        let of_llm = Costs { encoder_ns: vec![0; batch.len()], ..costs.costs.clone() };
         for fractions in [
             None,
             self.reading_fractions(batch, costs.typical, count, 0),
@@ -65,7 +59,7 @@ impl StepScheduler {
             schedule.max_load_ns = self.meets().wait_ns(&encoded, &llm_ns, count);
             schedule.lower_bound_ns =
                 mean(&encoded, ranks).saturating_add(mean(&llm_ns, ranks)).min(schedule.max_load_ns);
-            schedule.predicted_makespan_ns = self.makespan_ns(&schedule)?;
+            self.time(&mut schedule)?;
             schedule.was_stopped = assignment.was_stopped;
             return Ok(Some(schedule));
         }

@@ -138,6 +138,16 @@ impl StepScheduler {
         self.check_memory(schedule)
     }
 
+    /// Whether a schedule without action lists keeps the cap on tokens and the memory budget: it does not say by how much.
+    pub(crate) fn is_within_limits(&self, schedule: &Schedule) -> bool {
+        let Some(budget_bytes) = self.settings.memory_budget_bytes else {
+            return self.check_tokens(schedule).is_ok();
+        };
+        let most = (!self.eased.is_empty()).then(|| self.uneased());
+        let scheduler = most.as_ref().unwrap_or(self);
+        self.check_tokens(schedule).is_ok() && peaks::are_within(scheduler, schedule, budget_bytes)
+    }
+
     /// Nothing if every rank stays within the memory budget, or if there is none.
     pub(crate) fn check_memory(&self, schedule: &Schedule) -> Result<(), StepError> {
         let Some(budget_bytes) = self.settings.memory_budget_bytes else { return Ok(()) };

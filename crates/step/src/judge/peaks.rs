@@ -63,10 +63,32 @@ fn ranks(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankWork> {
 
 /// Predicted peak of every rank. Degrees, samples and action lists have been checked.
 pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankMemory> {
-    let settings = &scheduler.settings;
-    if settings.layout.is_colocated() {
+    if scheduler.settings.layout.is_colocated() {
         return memory::peaks(scheduler, &schedule.llm, &schedule.encoder);
     }
+    let mut peaks = Vec::with_capacity(scheduler.settings.layout.num_ranks() as usize);
+    of_pipelines(scheduler, schedule, |peak| {
+        peaks.push(peak);
+        true
+    });
+    peaks
+}
+
+/// Whether every rank stays within the budget; the first that does not is the last that is looked at.
+pub(crate) fn are_within(scheduler: &StepScheduler, schedule: &Schedule, budget_bytes: u64) -> bool {
+    if scheduler.settings.layout.is_colocated() {
+        return memory::are_within(scheduler, &schedule.llm, &schedule.encoder, budget_bytes);
+    }
+    of_pipelines(scheduler, schedule, |peak| peak.total_bytes() <= budget_bytes)
+}
+
+/// Calls `goes_on` with the peak of each rank of a disaggregated layout, rank by rank, until it says no; whether it never does.
+fn of_pipelines(
+    scheduler: &StepScheduler,
+    schedule: &Schedule,
+    mut goes_on: impl FnMut(RankMemory) -> bool,
+) -> bool {
+    let settings = &scheduler.settings;
     let (layout, m) = (settings.layout, settings.num_microbatches);
     // One list for each rank of a replica; all replicas run the same lists.
     let first_ranks = (0..layout.encoder.pp + layout.llm.pp).map(|stage| layout.rank(0, StageIndex(stage)));
@@ -81,7 +103,7 @@ pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Rank
         let run = Run { actions: list, openings: &openings[work.rank.index()] };
         rank_peak(scheduler, work.stage, work.role, &work.microbatches, run)
     };
-    ranks(scheduler, schedule).into_iter().map(peak).collect()
+    ranks(scheduler, schedule).into_iter().all(|work| goes_on(peak(work)))
 }
 
 /// Two lists of bytes. First `[row][microbatch]`: what a microbatch takes if it is the only one in flight, on one stage, in

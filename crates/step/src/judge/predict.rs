@@ -1,7 +1,7 @@
 //! Predictions for placed samples: the durations of every action of every rank.
 
 use crate::colocated::predict as colocated;
-use crate::judge::work::{Column, encoder_work, feeds, pack};
+use crate::judge::work::{Column, encoder_work, feeds, holders, pack};
 use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use crate::settings::StepSettings;
@@ -79,7 +79,7 @@ fn column_of_profile(
     if layout.is_colocated() {
         return colocated::column(scheduler, llm, encoder);
     }
-    let feeds = feeds(llm, encoder, layout.encoder.dp);
+    let feeds = feeds(&holders(llm), encoder, layout.encoder.dp);
     let mut column = Column {
         predictions: vec![Prediction::default(); layout.num_rows() as usize],
         num_messages: feeds.iter().map(Vec::len).sum::<usize>() as u64,
@@ -151,6 +151,16 @@ fn tails(scheduler: &StepScheduler) -> (Vec<u64>, bool) {
     (tail_ns, is_all_measured)
 }
 
+/// The one transfer time that the simulator takes for the whole step, in nanoseconds: the mean over its borders of a message of
+/// mean size.
+pub(crate) fn transfer_ns(scheduler: &StepScheduler, columns: &[Column]) -> u64 {
+    let sum = |of: fn(&Column) -> u64| columns.iter().map(of).sum::<u64>();
+    // Which ranks share a node depends on the tensor groups, so this is the layout with them.
+    let across_nodes = scheduler.model.ratio_across_nodes(&scheduler.settings().layout);
+    let mean_tokens = sum(|c| c.sent_tokens).div_ceil(sum(|c| c.num_messages).max(1));
+    scheduler.model.transfer_ns(mean_tokens, across_nodes)
+}
+
 /// The durations of a step from the predictions of its microbatches.
 pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: PipelineOrder) -> Predicted {
     let (settings, model) = (&scheduler.settings, &scheduler.model);
@@ -160,16 +170,11 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: Pip
         let rows = 0..layout.num_rows() as usize;
         rows.map(|row| columns.iter().map(|c| of(&c.predictions[row])).collect()).collect()
     };
-    let sum = |of: fn(&Column) -> u64| columns.iter().map(of).sum::<u64>();
-    // The simulator takes one transfer time for the whole step: the mean over its borders of a message of mean size. Which
-    // ranks share a node depends on the tensor groups, so this is the layout with them.
-    let across_nodes = model.ratio_across_nodes(&scheduler.settings().layout);
-    let mean_tokens = sum(|c| c.sent_tokens).div_ceil(sum(|c| c.num_messages).max(1));
     let count =
         |of: fn(&&Prediction) -> bool| columns.iter().flat_map(|c| &c.predictions).filter(of).count() as u64;
     Predicted {
         coverage: Coverage {
-            num_predictions: sum(|c| c.num_predictions),
+            num_predictions: columns.iter().map(|c| c.num_predictions).sum(),
             num_extrapolated: count(|p| p.extrapolated),
             num_assumed: count(|p| p.assumed),
             is_reduction_measured,
@@ -183,11 +188,16 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: Pip
             input_ns: if model.has_split() { by_row(|p| p.input_ns) } else { Vec::new() },
             weight_ns: if model.has_split() { by_row(|p| p.weight_ns) } else { Vec::new() },
             feeds: columns.iter().map(|c| c.feeds.clone()).collect(),
-            transfer_ns: model.transfer_ns(mean_tokens, across_nodes),
+            transfer_ns: transfer_ns(scheduler, columns),
             tail_ns,
             ready_ns: Vec::new(),
         },
     }
+}
+
+/// The predictions of each microbatch. Degrees and samples have been checked.
+pub(crate) fn columns(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide) -> Vec<Column> {
+    llm.iter().zip(encoder).map(|(llm, encoder)| column(scheduler, llm, encoder)).collect()
 }
 
 /// The durations of every action. Degrees and samples have been checked.
@@ -197,7 +207,5 @@ pub(crate) fn predict(
     encoder: &EncoderSide,
     order: PipelineOrder,
 ) -> Predicted {
-    let columns: Vec<Column> =
-        llm.iter().zip(encoder).map(|(llm, encoder)| column(scheduler, llm, encoder)).collect();
-    assemble(scheduler, &columns, order)
+    assemble(scheduler, &columns(scheduler, llm, encoder), order)
 }

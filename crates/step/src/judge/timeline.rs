@@ -1,8 +1,11 @@
 //! A schedule as a step: its durations, its timeline and its memory. A schedule of another plan or other data is refused.
 
+use crate::colocated::memory as colocated;
+use crate::colocated::predict as colocated_times;
 use crate::error::StepError;
 use crate::judge::peaks;
 use crate::judge::predict::{self, Coverage, Predicted};
+use crate::judge::work::Column;
 use crate::scheduler::StepScheduler;
 use dflop_cost::RankMemory;
 use dflop_sim::{
@@ -10,6 +13,17 @@ use dflop_sim::{
     simulate_step,
 };
 use dflop_types::{Schedule, Span, Timeline};
+
+/// A schedule as the planner judges it.
+#[derive(Debug, Clone)]
+pub struct Judgement {
+    /// Its simulated timeline.
+    pub timeline: Timeline,
+    /// How much of its prediction was measured.
+    pub coverage: Coverage,
+    /// Predicted peak of every rank, in bytes.
+    pub peak_bytes: Vec<u64>,
+}
 
 impl StepScheduler {
     /// The durations of a schedule as the simulator takes them.
@@ -34,16 +48,7 @@ impl StepScheduler {
     /// # Errors
     /// As [`StepScheduler::step_input`], and [`StepError::Sim`] where times overflow.
     pub fn simulate(&self, schedule: &Schedule) -> Result<Timeline, StepError> {
-        Ok(self.simulate_covered(schedule)?.0)
-    }
-
-    /// The predicted timeline of a schedule, and how much of what is predicted for it was measured.
-    ///
-    /// # Errors
-    /// As [`StepScheduler::simulate`].
-    pub fn simulate_covered(&self, schedule: &Schedule) -> Result<(Timeline, Coverage), StepError> {
-        let Predicted { input, coverage } = self.predicted(schedule)?;
-        Ok((play(&input, schedule)?, coverage))
+        Ok(play(&self.predicted(schedule)?.input, schedule)?)
     }
 
     /// Makespan of a schedule whose degrees and samples have been checked, in nanoseconds.
@@ -56,6 +61,44 @@ impl StepScheduler {
             Simulator::with_lists(&input, &schedule.actions)
         };
         Ok(simulator?.makespan_ns())
+    }
+
+    /// Fills in what the prediction of a colocated schedule says: its makespan, and what each microbatch recomputes.
+    pub(crate) fn time(&self, schedule: &mut Schedule) -> Result<(), StepError> {
+        let columns = predict::columns(self, &schedule.llm, &schedule.encoder);
+        if !self.eased.is_empty() {
+            let recompute = |column: &Column| column.runs.iter().map(|run| run.recompute).collect();
+            schedule.recompute = columns.iter().map(recompute).collect();
+        }
+        let transfer_ns = predict::transfer_ns(self, &columns);
+        let met_ns = colocated_times::makespan_ns(self, &columns, transfer_ns);
+        schedule.predicted_makespan_ns = if let Some(ns) = met_ns {
+            ns
+        } else {
+            let input = predict::assemble(self, &columns, self.settings.pipeline_order).input;
+            drop(columns);
+            Simulator::new(&input)?.makespan_ns()
+        };
+        Ok(())
+    }
+
+    /// What the planner wants to know of a schedule that it has just made, in one look.
+    ///
+    /// # Errors
+    /// As [`StepScheduler::simulate`].
+    pub fn judge(&self, schedule: &Schedule) -> Result<Judgement, StepError> {
+        self.check_is_ours(schedule)?;
+        let columns = predict::columns(self, &schedule.llm, &schedule.encoder);
+        let Predicted { input, coverage } = predict::assemble(self, &columns, self.settings.pipeline_order);
+        let peak_bytes = if self.eased.is_empty() {
+            peaks::memory(self, schedule).iter().map(RankMemory::total_bytes).collect()
+        } else {
+            colocated::peak_bytes(self, &columns)
+        };
+        // They take as much room as what is simulated.
+        drop(columns);
+        let timeline = play(&input, schedule)?;
+        Ok(Judgement { timeline, coverage, peak_bytes })
     }
 
     /// The timeline of a measured step, with its idle time by cause. `makespan_ns` is that of the whole step, with reduction

@@ -4,7 +4,7 @@
 use crate::groups::by_group;
 use crate::scheduler::StepScheduler;
 use dflop_cost::{Prediction, RankMicrobatch};
-use dflop_types::{EncoderShare, MicrobatchShape, SampleIndex};
+use dflop_types::{EncoderShare, MicrobatchShape, Recomputation, SampleIndex};
 use std::borrow::Cow;
 
 /// The predictions of one microbatch on all ranks.
@@ -14,9 +14,19 @@ pub(crate) struct Column {
     pub(crate) predictions: Vec<Prediction>,
     /// For each tensor group that encodes the LLM replicas that it feeds, ascending.
     pub(crate) feeds: Vec<Vec<u32>>,
+    /// How each colocated tensor group runs it; empty unless each recomputes as its memory asks.
+    pub(crate) runs: Vec<GroupRun>,
     pub(crate) num_predictions: u64,
     pub(crate) num_messages: u64,
     pub(crate) sent_tokens: u64,
+}
+
+/// How a tensor group runs one microbatch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GroupRun {
+    pub(crate) recompute: Recomputation,
+    /// Predicted peak of its fullest rank; 0 if the group has no samples in this microbatch.
+    pub(crate) bytes: u64,
 }
 
 pub(crate) fn pack(scheduler: &StepScheduler, samples: &[SampleIndex]) -> MicrobatchShape {
@@ -55,15 +65,15 @@ pub(crate) fn holder(holders: &[(SampleIndex, usize)], sample: SampleIndex) -> O
     Some(holders[at].1)
 }
 
-/// For each tensor group that encodes the LLM replicas that it feeds in one microbatch, ascending.
+/// For each tensor group that encodes the LLM replicas that it feeds in one microbatch, ascending. `holders` are the
+/// [`holders`] of its samples.
 pub(crate) fn feeds(
-    llm: &[Vec<SampleIndex>],
+    holders: &[(SampleIndex, usize)],
     encoder: &[Vec<EncoderShare>],
     encoder_groups: u32,
 ) -> Vec<Vec<u32>> {
-    let holders = holders(llm);
     let fed = |of_group: &[Vec<EncoderShare>]| {
-        let of_share = |share: &EncoderShare| holder(&holders, share.sample).map(|replica| replica as u32);
+        let of_share = |share: &EncoderShare| holder(holders, share.sample).map(|replica| replica as u32);
         let mut fed: Vec<u32> = of_group.iter().flatten().filter_map(of_share).collect();
         fed.sort_unstable();
         fed.dedup();

@@ -130,7 +130,7 @@ impl StepScheduler {
         let mut traffic = Traffic::default();
         let groups = self.settings.layout.encoder.dp;
         for (llm, encoder) in schedule.llm.iter().zip(&schedule.encoder) {
-            let feeds = work::feeds(llm, encoder, groups);
+            let feeds = work::feeds(&work::holders(llm), encoder, groups);
             let is_message = |e: u32, r: u32| !self.settings.layout.is_colocated() || e != r;
             let messages =
                 (0..).zip(&feeds).map(|(e, fed)| fed.iter().filter(|&&r| is_message(e, r)).count());
