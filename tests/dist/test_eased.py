@@ -27,7 +27,13 @@ def test_each_microbatch_may_recompute_something_else(zero, model_dir, oracles, 
     llm = PLACED["uneven", 2]
     plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=zero, recompute="full")
     modes = itertools.cycle(
-        ["none", "full", {"encoder": "selective", "llm": "full:1"}, {"encoder": "none", "llm": "selective:1"}]
+        [
+            "none",
+            "full",
+            {"encoder": "full:1", "llm": "full:1"},
+            {"encoder": "none", "llm": "selective:1"},
+            {"encoder": "selective:1", "llm": "selective"},
+        ]
     )
     record = schedule_of(llm).record()
     record["recompute"] = [[next(modes) for _ in replicas] for replicas in llm]
