@@ -110,7 +110,7 @@ test-dist: setup $(DEV) ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 test-layouts: setup $(DEV) ## Gradients and weights of layouts against one process: every one of up to eight ranks (an hour; `make test` has few)
-	$(BIN)/python -m pytest $$(grep -lrE 'pytest.mark.layouts|mark.some\([0-9]+, ' tests/dist) -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest $$(grep -lrE --include='test_*.py' 'pytest.mark.layouts|mark.some\([0-9]+, ' tests) -n $(TEST_JOBS) --dist worksteal
 
 test-hosts: setup ## Two hosts in network namespaces: train, cut the wire, go on, rehearse (root, Linux; minutes) -> bench/out/hosts.json
 	$(BIN)/python benches/hosts.py bench/out/hosts.json

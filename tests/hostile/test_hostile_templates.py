@@ -78,7 +78,7 @@ REFUSED = {
 """Those of which we know that they can come to no good."""
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(4, 8)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_template_ends_no_command(attack: str, demo: Path, dflop: Callable[..., Answer]) -> None:
     """It is refused by name, or does no harm: then the data are profiled."""

@@ -69,7 +69,7 @@ def family(request, tmp_path_factory):
     return adapter, encoder_input(shares, [sample.tiles() for sample in with_media], FLOAT)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(6, 12)
 @pytest.mark.usefixtures("quiet")
 def test_no_forward_or_backward_of_an_encoder_reads_a_value(family):
     """As above, for the encoder of every family; where patches lie is found on the host, before the step."""
@@ -103,7 +103,7 @@ class _Copies(TorchDispatchMode):
         return result
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(4, 12)
 @pytest.mark.usefixtures("quiet")
 def test_no_forward_of_an_encoder_waits_for_a_copy_to_its_device(family, monkeypatch):
     """On a device that has no values and that this machine need not have."""
