@@ -41,7 +41,7 @@ fn rungs(num_layers: OfEach<u32>, saving: OfEach<[f64; 2]>) -> Vec<Recomputation
     while next != [2, 2] {
         let worth = |of: usize| saving[of].get(next[of]).copied().unwrap_or(-1.0);
         // Of equals the LLM backbone: its layers are more.
-        let of = if worth(0) > worth(1) { 0 } else { 1 };
+        let of = usize::from(worth(0) <= worth(1));
         for &mode in &climbs[of][next[of]] {
             modes[of] = mode;
             rungs.push(Recomputation { encoder: modes[0], llm: modes[1] });
@@ -54,7 +54,7 @@ fn rungs(num_layers: OfEach<u32>, saving: OfEach<[f64; 2]>) -> Vec<Recomputation
 }
 
 /// Bytes of activations that each climb of each component saves a nanosecond that it adds.
-fn saving(model: impl Fn(Recomputation) -> Option<CostModel>) -> OfEach<[f64; 2]> {
+fn saving(model_of: impl Fn(Recomputation) -> Option<CostModel>) -> OfEach<[f64; 2]> {
     // Bytes and times are nearly linear in the tokens, so that their ratio hardly depends on these.
     let microbatch = MicrobatchShape {
         encoder_segments: vec![EncoderSegments::of(4, 1024)],
@@ -66,13 +66,12 @@ fn saving(model: impl Fn(Recomputation) -> Option<CostModel>) -> OfEach<[f64; 2]
             let none = Recompute::None;
             let is_encoder = component == Component::Encoder;
             let (encoder, llm) = if is_encoder { (mode, none) } else { (none, mode) };
-            let model = model(Recomputation { encoder, llm })?;
+            let model = model_of(Recomputation { encoder, llm })?;
             let stage = model.whole_stage();
             let (role, time) = if is_encoder {
                 (RankRole::Encoder, model.encoder(&microbatch))
             } else {
-                let time = model.llm_stage(&microbatch, stage.num_layers, true, true);
-                (RankRole::Stage(stage), time)
+                (RankRole::Stage(stage), model.llm_stage(&microbatch, stage.num_layers, true, true))
             };
             let bytes = model.activation_bytes(role, &microbatch);
             Some((bytes as f64, (time.forward_ns + time.backward_ns) as f64))
