@@ -9,7 +9,7 @@ use crate::sorted_batch::{Pair, Size, plus, worse};
 /// What a bucket is chosen by, the least first: its load on one resource, both loads, samples, number.
 type Key = (i64, i64, usize, u32);
 
-/// The fewest buckets of a run, where there are so many.
+/// A run has at least so many buckets at first, if there are so many in all.
 const RUN_MIN: usize = 16;
 
 /// Buckets next to each other in the order.

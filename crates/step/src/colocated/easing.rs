@@ -28,7 +28,7 @@ fn climbs(num_layers: u32) -> [Vec<Recompute>; 2] {
     ]
 }
 
-/// Ways to recompute less than a plan does, the least first: each recomputes more layers of one component than the way before it.
+/// Ways to recompute less than a plan does, the least first. Each recomputes more layers of one component than the way before it.
 ///
 /// Either component climbs twice, as [`climbs`] has it. The climb that saves most bytes for the time it takes comes first
 /// (`saving`, bytes a nanosecond of each climb): a large encoder that reads four times as many tokens as the LLM backbone
@@ -74,11 +74,11 @@ fn saving(model_of: impl Fn(Recomputation) -> Option<CostModel>) -> OfEach<[f64;
                 (RankRole::Stage(stage), model.llm_stage(&microbatch, stage.num_layers, true, true))
             };
             let bytes = model.activation_bytes(role, &microbatch);
-            Some((bytes as f64, (time.forward_ns + time.backward_ns) as f64))
+            Some((bytes as f64, time.total_ns() as f64))
         };
         let modes = Recompute::ALL.map(of);
         [0, 1].map(|climb| match (modes[climb], modes[climb + 1]) {
-            // Recomputation that adds no time by the measurement is not worth more than all else.
+            // What adds no time by the measurement is worth most.
             (Some((bytes, ns)), Some((fewer, longer))) => (bytes - fewer).max(0.0) / (longer - ns).max(1.0),
             _ => 0.0,
         })
@@ -94,15 +94,13 @@ pub struct Eased {
 impl Eased {
     /// All that was measured of a profile's model under `settings`, whatever these say of recomputation.
     pub fn of(profile: &ModelProfile, settings: &CostSettings) -> Self {
-        let with = |recompute: Recomputation| {
-            let model = CostModel::with(profile, &settings.recomputing(recompute)).ok()?;
-            Some((recompute, Arc::new(model)))
-        };
+        let model_of =
+            |recompute: Recomputation| CostModel::with(profile, &settings.recomputing(recompute)).ok();
         // `full:K` of an encoder counts the layers of its first tower.
         let num_encoder_layers = profile.count("encoder_layer") + profile.count(ModelProfile::WINDOW_LAYER);
-        let saving = saving(|recompute| CostModel::with(profile, &settings.recomputing(recompute)).ok());
-        let rungs = rungs([num_encoder_layers, profile.num_llm_layers()], saving);
-        Self { rungs: rungs.into_iter().filter_map(with).collect() }
+        let rungs = rungs([num_encoder_layers, profile.num_llm_layers()], saving(model_of));
+        let with_model = |of: Recomputation| Some((of, Arc::new(model_of(of)?)));
+        Self { rungs: rungs.into_iter().filter_map(with_model).collect() }
     }
 
     /// The same models on a cluster whose nodes have `ranks_per_node` ranks.

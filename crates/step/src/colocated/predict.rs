@@ -47,7 +47,7 @@ pub(crate) fn column(
 }
 
 /// Makespan of a step whose ranks start each action together, in nanoseconds; `None` where they do not, and where times may
-/// overflow. It is that of the simulator, which takes several times as long.
+/// overflow. The simulator finds the same makespan, and takes several times as long for it.
 ///
 /// ```text
 /// sum over microbatches of max F, max B of the encoder + max F, max B of the LLM + exchange there and back
@@ -83,7 +83,7 @@ fn tail_ns(scheduler: &StepScheduler) -> u64 {
     scheduler.model.colocated_tail(ColocatedSharding::of(&scheduler.settings().layout)).ns
 }
 
-/// Whether all ranks start each action together: those that gather the layers do.
+/// Whether all ranks start each action together. They do where each layer is gathered from all of them.
 fn meets_in_each_action(layout: &Layout) -> bool {
     layout.zero == Zero::Parameters && layout.shard_degree(Component::Llm) > 1
 }

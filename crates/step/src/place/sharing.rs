@@ -145,7 +145,7 @@ impl StepScheduler {
             }
             let input = predict::predict(self, &sides.llm, &sides.encoder, order).input;
             let makespan_ns = Simulator::new(&input)?.makespan_ns();
-            // What is no shorter than a way that fits is not asked for its memory.
+            // A way that is no shorter than one that fits cannot be the best, so its memory is not worked out.
             if best.as_ref().is_some_and(|&(is_over, ns, _)| !is_over && ns <= makespan_ns) {
                 continue;
             }
