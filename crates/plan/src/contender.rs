@@ -70,7 +70,10 @@ impl Candidate {
         if !self.eases(input) {
             return Ok(scheduler);
         }
-        Ok(scheduler.with_eased(&models.eased(input, self)))
+        match models.easing(input, self) {
+            Some(easing) => Ok(scheduler.with_eased(easing)),
+            None => Ok(scheduler),
+        }
     }
 
     /// Whether each of its microbatches recomputes only as much as memory asks for. Modes that somebody asks for by name are
@@ -90,7 +93,7 @@ impl Candidate {
     ) -> Result<StepScheduler, PlanError> {
         let scheduler = StepScheduler::new(
             self.settings(input),
-            models.of_others(input, self),
+            Arc::clone(models.of_others(input, self)),
             Arc::clone(&input.shapes),
             input.seed,
         )?;

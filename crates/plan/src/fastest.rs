@@ -226,8 +226,8 @@ impl Field<'_> {
     /// A lower bound for each sampled batch, in nanoseconds.
     fn bounds_ns(&self, candidate: &Candidate) -> Vec<u64> {
         let model = self.models.of_others(self.input, candidate);
-        let works = self.known.works_of(candidate, &model);
-        works.iter().map(|work| colocated_min_ns(&model, candidate, work)).collect()
+        let works = self.known.works_of(candidate, model);
+        works.iter().map(|work| colocated_min_ns(model, candidate, work)).collect()
     }
 
     /// The candidate by the whole search on all batches; `None` if it does not fit, or takes more than `limit_ns`.

@@ -5,7 +5,7 @@ use crate::error::PlanError;
 use crate::input::SearchInput;
 use crate::space::Candidate;
 use dflop_cost::{ComponentSettings, CostModel, CostSettings};
-use dflop_step::{Eased, tensor_degrees};
+use dflop_step::{Easing, tensor_degrees};
 use dflop_types::{Recomputation, Recompute, Trained};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -70,7 +70,7 @@ fn pairs(asked: Recomputation) -> Vec<Recomputation> {
 pub(crate) struct Models {
     by_way: BTreeMap<Way, Arc<CostModel>>,
     /// For each pair of tensor degrees the models that microbatches of colocated ranks may take; made when first asked for.
-    eased: BTreeMap<[u32; 2], OnceLock<Eased>>,
+    easing: BTreeMap<[u32; 2], OnceLock<Easing>>,
     /// Tensor degrees of encoder and LLM backbone: each pair for which there is a model.
     degrees: Vec<[u32; 2]>,
     modes: Vec<Recomputation>,
@@ -138,8 +138,8 @@ impl Models {
             }
             degrees.push(pair);
         }
-        let eased = by_way.keys().map(|way| ([way.encoder.0, way.llm.0], OnceLock::new())).collect();
-        Ok(Self { by_way, eased, degrees, modes })
+        let easing = by_way.keys().map(|way| ([way.encoder.0, way.llm.0], OnceLock::new())).collect();
+        Ok(Self { by_way, easing, degrees, modes })
     }
 
     /// The modes of recomputation for which there is a model. `Recomputation::NONE` comes first; each stands behind those
@@ -178,26 +178,24 @@ impl Models {
         self.by_way.get(&Way::from(candidate)).unwrap_or_else(|| self.plain())
     }
 
-    /// The models that recompute less than `candidate` may.
-    pub(crate) fn eased(&self, input: &SearchInput<'_>, candidate: &Candidate) -> Eased {
+    /// The models that recompute less than candidates of the same tensor degrees may; `None` if there are none of these degrees.
+    pub(crate) fn easing(&self, input: &SearchInput<'_>, candidate: &Candidate) -> Option<&Easing> {
         let way = Way::from(candidate);
-        let settings = way.settings(input.trained);
-        let all = self.eased.get(&[way.encoder.0, way.llm.0]).map(|known| {
-            known.get_or_init(|| {
-                Eased::of(input.model_profile, &settings).with_ranks_per_node(input.cluster.ranks_per_node)
-            })
-        });
-        all.map(|all| all.below(candidate.recompute)).unwrap_or_default()
+        let known = self.easing.get(&[way.encoder.0, way.llm.0])?;
+        Some(known.get_or_init(|| {
+            let settings = way.settings(input.trained);
+            let easing = Easing::of(input.model_profile, &settings, self.modes.iter().copied());
+            easing.with_ranks_per_node(input.cluster.ranks_per_node)
+        }))
     }
 
     /// The model of a candidate that other people run: also one whose layers recompute in part.
-    pub(crate) fn of_others(&self, input: &SearchInput<'_>, candidate: &Candidate) -> Arc<CostModel> {
+    pub(crate) fn of_others(&self, input: &SearchInput<'_>, candidate: &Candidate) -> &Arc<CostModel> {
         if self.has(candidate) {
-            return Arc::clone(self.of(candidate));
+            return self.of(candidate);
         }
-        let full = Candidate { recompute: Recomputation::both(Recompute::Full), ..*candidate };
-        let rung = self.eased(input, &full).of_mode(candidate.recompute);
-        rung.unwrap_or_else(|| Arc::clone(self.plain()))
+        let partly = self.easing(input, candidate).and_then(|easing| easing.of_mode(candidate.recompute));
+        partly.unwrap_or_else(|| self.plain())
     }
 
     /// The model of layers cut over so many ranks, in these modes of recomputation; `None` if that was not measured.

@@ -3,6 +3,7 @@
 use crate::input::SearchInput;
 use crate::models::Models;
 use crate::space::Candidate;
+use dflop_step::Eased;
 
 /// The colocated candidates once more, whose components recompute different things.
 pub(crate) fn unequal(models: &Models, candidates: &[Candidate]) -> Vec<Candidate> {
@@ -17,7 +18,7 @@ pub(crate) fn unequal(models: &Models, candidates: &[Candidate]) -> Vec<Candidat
 /// The fastest colocated candidate once more with less recomputation: only the first layers recompute, the same ones in every
 /// microbatch. The list is empty if it recomputes nothing.
 pub(crate) fn partly(input: &SearchInput<'_>, models: &Models, fastest: &Candidate) -> Vec<Candidate> {
-    let less = models.eased(input, fastest);
-    let partly = less.modes().filter(|mode| !mode.has_even_layers());
+    let less = models.easing(input, fastest).map(|easing| easing.below(fastest.recompute));
+    let partly = less.iter().flat_map(Eased::modes).filter(|mode| !mode.has_even_layers());
     partly.map(|recompute| Candidate { recompute, ..*fastest }).collect()
 }

@@ -47,7 +47,7 @@ pub use adapt::shape_times::{ShapeTime, ShapeTimes};
 pub use adapt::tail::Tail;
 pub use adapt::watch::{Alarm, Cause, Watch};
 pub use arm::{Arm, Method, ParseArmError};
-pub use colocated::easing::Eased;
+pub use colocated::easing::{Eased, Easing};
 pub use error::StepError;
 pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError, giants};
 pub use judge::critical::Link;

@@ -3,7 +3,7 @@
 
 use crate::adapt::adjustment::{Adjusted, Adjustment};
 use crate::arm::{Arm, Method};
-use crate::colocated::easing::Eased;
+use crate::colocated::easing::{Eased, Easing};
 use crate::error::StepError;
 use crate::giants::{GiantPolicy, GiantRule};
 use crate::settings::StepSettings;
@@ -113,16 +113,19 @@ impl StepScheduler {
         let cost = CostSettings { trained: plan.trained, ..CostSettings::default() };
         let cost = cost.recomputing(plan.best.recompute).in_layout(&plan.best.layout);
         let scheduler = Self::new(settings, CostModel::with(model, &cost)?, shapes, seed)?;
-        if plan.best.is_eased { Ok(scheduler.with_eased(&Eased::of(model, &cost))) } else { Ok(scheduler) }
+        if !plan.best.is_eased {
+            return Ok(scheduler);
+        }
+        Ok(scheduler.with_eased(&Easing::of(model, &cost, [plan.best.recompute])))
     }
 
     /// The same scheduler, of whose microbatches each recomputes only as much as its memory asks for, and at most what the model
     /// of the scheduler recomputes. That is so on colocated ranks under a memory budget; elsewhere nothing changes.
     #[must_use]
-    pub fn with_eased(mut self, eased: &Eased) -> Self {
+    pub fn with_eased(mut self, easing: &Easing) -> Self {
         if self.settings.layout.is_colocated() && self.settings.memory_budget_bytes.is_some() {
             let of = self.model.settings();
-            self.eased = eased.below(Recomputation { encoder: of.encoder.recompute, llm: of.llm.recompute });
+            self.eased = easing.below(Recomputation { encoder: of.encoder.recompute, llm: of.llm.recompute });
         }
         self
     }

@@ -3,7 +3,7 @@
 use crate::fixture;
 use crate::scheduling::batch;
 use dflop_cost::{CostModel, CostSettings};
-use dflop_step::{Arm, Eased, StepError, StepScheduler, StepSettings};
+use dflop_step::{Arm, Easing, StepError, StepScheduler, StepSettings};
 use dflop_types::{Layout, PipelineOrder, Recomputation, Recompute, SampleShape, Zero};
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn scheduler(
     let cost = CostSettings::default().recomputing(Recomputation::both(most));
     let model = CostModel::with(&profile, &cost).unwrap();
     let plain = StepScheduler::new(settings, model, shapes.to_vec(), 3).unwrap();
-    if eases { plain.with_eased(&Eased::of(&profile, &cost)) } else { plain }
+    if eases { plain.with_eased(&Easing::of(&profile, &cost, [Recomputation::both(most)])) } else { plain }
 }
 
 /// The peak of the fullest rank where all of the batch is in one microbatch.

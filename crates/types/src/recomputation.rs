@@ -190,6 +190,12 @@ impl Recomputation {
         self.encoder.first_layers_wanted() == 0 && self.llm.first_layers_wanted() == 0
     }
 
+    /// The same, with no component recomputing more than in `most`.
+    #[must_use]
+    pub fn at_most(self, most: Self) -> Self {
+        Self { encoder: self.encoder.min(most.encoder), llm: self.llm.min(most.llm) }
+    }
+
     /// Whether neither component recomputes more than in `other`.
     pub fn is_at_most(self, other: Self) -> bool {
         self.encoder <= other.encoder && self.llm <= other.llm

@@ -5,6 +5,7 @@
 
 use dflop_cost::{ColocatedMemory, CostModel, CostSettings, RankMemory, RankMicrobatch, RankRole};
 use dflop_types::{Component, EncoderSegments, MicrobatchShape, ModelProfile, Recomputation, Recompute};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Number of parts into which the layers of a component are divided. Between two modes of all its layers, each rung recomputes
@@ -48,9 +49,18 @@ fn rungs(num_layers: OfEach<u32>, saving: OfEach<[f64; 2]>) -> Vec<Recomputation
         }
         next[of] += 1;
     }
-    rungs.pop();
-    rungs.dedup();
     rungs
+}
+
+/// Those of the `rungs` that a plan takes which recomputes `most`. Of each rung the plan takes no more in a component than it
+/// recomputes there itself. What it recomputes itself stands behind all of these.
+///
+/// For example, the rung `encoder selective and llm selective:4` of a plan `llm full` is `llm selective:4`.
+fn cut(rungs: &[Recomputation], most: Recomputation) -> Vec<Recomputation> {
+    let cut = rungs.iter().map(|rung| rung.at_most(most)).filter(|rung| *rung != most);
+    let mut cut: Vec<Recomputation> = cut.collect();
+    cut.dedup();
+    cut
 }
 
 /// Bytes of activations that each climb of each component saves a nanosecond that it adds.
@@ -91,18 +101,55 @@ pub struct Eased {
     rungs: Vec<(Recomputation, Arc<CostModel>)>,
 }
 
-impl Eased {
-    /// All that was measured of a profile's model under `settings`, whatever these say of recomputation.
-    pub fn of(profile: &ModelProfile, settings: &CostSettings) -> Self {
+/// Cost models of the same model for plans of several modes of recomputation, from which each plan takes its own with
+/// [`Easing::below`].
+#[derive(Debug, Clone)]
+pub struct Easing {
+    rungs: Vec<Recomputation>,
+    models: BTreeMap<Recomputation, Arc<CostModel>>,
+}
+
+impl Easing {
+    /// All that was measured of a profile's model under `settings`, whatever these say of recomputation, for plans whose
+    /// recomputation is among `plans`.
+    pub fn of(
+        profile: &ModelProfile,
+        settings: &CostSettings,
+        plans: impl IntoIterator<Item = Recomputation>,
+    ) -> Self {
         let model_of =
             |recompute: Recomputation| CostModel::with(profile, &settings.recomputing(recompute)).ok();
         // `full:K` of an encoder counts the layers of its first tower.
         let num_encoder_layers = profile.count("encoder_layer") + profile.count(ModelProfile::WINDOW_LAYER);
         let rungs = rungs([num_encoder_layers, profile.num_llm_layers()], saving(model_of));
+        let wanted: BTreeSet<Recomputation> = plans.into_iter().flat_map(|most| cut(&rungs, most)).collect();
         let with_model = |of: Recomputation| Some((of, Arc::new(model_of(of)?)));
-        Self { rungs: rungs.into_iter().filter_map(with_model).collect() }
+        Self { models: wanted.into_iter().filter_map(with_model).collect(), rungs }
     }
 
+    /// The same models on a cluster whose nodes have `ranks_per_node` ranks.
+    #[must_use]
+    pub fn with_ranks_per_node(mut self, ranks_per_node: u32) -> Self {
+        for model in self.models.values_mut() {
+            *model = Arc::new(CostModel::clone(model).with_ranks_per_node(ranks_per_node));
+        }
+        self
+    }
+
+    /// The cost model of this mode of recomputation; `None` if no plan eases to it.
+    pub fn of_mode(&self, recompute: Recomputation) -> Option<&Arc<CostModel>> {
+        self.models.get(&recompute)
+    }
+
+    /// Those that recompute less than `most`, which is what a plan recomputes, in one component, and no more in the other.
+    #[must_use]
+    pub fn below(&self, most: Recomputation) -> Eased {
+        let with_model = |of: Recomputation| Some((of, Arc::clone(self.models.get(&of)?)));
+        Eased { rungs: cut(&self.rungs, most).into_iter().filter_map(with_model).collect() }
+    }
+}
+
+impl Eased {
     /// The same models on a cluster whose nodes have `ranks_per_node` ranks.
     #[must_use]
     pub fn with_ranks_per_node(&self, ranks_per_node: u32) -> Self {
@@ -112,21 +159,9 @@ impl Eased {
         Self { rungs: self.rungs.iter().map(on_nodes).collect() }
     }
 
-    /// Those that recompute less than `most` in one component, and no more in the other.
-    #[must_use]
-    pub fn below(&self, most: Recomputation) -> Self {
-        let is_less = |(one, _): &&(Recomputation, _)| one.is_at_most(most) && *one != most;
-        Self { rungs: self.rungs.iter().filter(is_less).cloned().collect() }
-    }
-
     /// What each of them recomputes, the least first.
     pub fn modes(&self) -> impl Iterator<Item = Recomputation> {
         self.rungs.iter().map(|(of, _)| *of)
-    }
-
-    /// The cost model of this mode of recomputation; `None` if it is not among them.
-    pub fn of_mode(&self, recompute: Recomputation) -> Option<Arc<CostModel>> {
-        self.rungs.iter().find(|(of, _)| *of == recompute).map(|(_, model)| Arc::clone(model))
     }
 
     /// Whether there is none.
@@ -206,21 +241,38 @@ mod tests {
     fn rungs_recompute_more_and_more() {
         for layers in [[1, 1], [27, 3], [0, 8], [32, 28], [45, 80]] {
             for saving in [[[9.0, 1.0], [9.0, 2.0]], [[3.0, 2.0], [1.0, 4.0]], [[0.0; 2]; 2]] {
-                let rungs = rungs(layers, saving);
-                assert_eq!(rungs[0], Recomputation::NONE);
-                assert!(!rungs.contains(&Recomputation::both(Recompute::Full)));
-                for pair in rungs.windows(2) {
-                    assert!(
-                        pair[0].is_at_most(pair[1]) && pair[0] != pair[1],
-                        "{layers:?}: {} {}",
-                        pair[0],
-                        pair[1]
-                    );
-                }
-                for of in &rungs {
-                    for (mode, layers) in [of.encoder, of.llm].into_iter().zip(layers) {
-                        assert!(mode.first_layers_wanted() < layers.max(2));
+                let all = rungs(layers, saving);
+                assert_eq!(all.last(), Some(&Recomputation::both(Recompute::Full)));
+                for most in Recomputation::all() {
+                    let mut rungs = cut(&all, most);
+                    assert_eq!(rungs.first(), (!most.is_none()).then_some(&Recomputation::NONE));
+                    rungs.push(most);
+                    for pair in rungs.windows(2) {
+                        let is_less = pair[0].is_at_most(pair[1]) && pair[0] != pair[1];
+                        assert!(is_less, "{layers:?}, {most}: {} {}", pair[0], pair[1]);
                     }
+                    for of in &rungs {
+                        for (mode, layers) in [of.encoder, of.llm].into_iter().zip(layers) {
+                            assert!(mode.first_layers_wanted() < layers.max(2));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whichever component climbs first, a plan that recomputes one of them alone has every part of that one between.
+    #[test]
+    fn plans_of_one_component_ease_it_part_by_part() {
+        for saving in [[[9.0, 4.0], [8.0, 1.0]], [[0.0; 2], [8.0, 1.0]]] {
+            let rungs = rungs([8, 8], saving);
+            for mode in [Recompute::Selective, Recompute::Full] {
+                let parts = if mode == Recompute::Full { 16 } else { 8 };
+                for most in [
+                    Recomputation { encoder: mode, llm: Recompute::None },
+                    Recomputation { encoder: Recompute::None, llm: mode },
+                ] {
+                    assert_eq!(cut(&rungs, most).len(), parts, "{most}");
                 }
             }
         }
@@ -236,16 +288,16 @@ mod tests {
         // A large encoder keeps more for the same time.
         assert_eq!(
             ends([[9.0, 4.0], [8.0, 1.0]]),
-            ["none", "encoder selective", "selective", "encoder full and llm selective"]
+            ["none", "encoder selective", "selective", "encoder full and llm selective", "full"]
         );
         assert_eq!(
             ends([[9.0, 8.0], [1.0, 1.0]]),
-            ["none", "encoder selective", "encoder full", "encoder full and llm selective"]
+            ["none", "encoder selective", "encoder full", "encoder full and llm selective", "full"]
         );
         // A small one, and one that is frozen and keeps nothing.
         assert_eq!(
             ends([[0.0; 2], [8.0, 1.0]]),
-            ["none", "llm selective", "llm full", "encoder selective and llm full"]
+            ["none", "llm selective", "llm full", "encoder selective and llm full", "full"]
         );
     }
 }
