@@ -146,7 +146,7 @@ def _steady(monkeypatch):
     monkeypatch.setattr(torch.optim, "AdamW", functools.partial(torch.optim.AdamW, eps=1e-3))
 
 
-@pytest.mark.some(1, 15)
+@pytest.mark.some(1, 8)
 @pytest.mark.parametrize(("name", "recipe", "layout", "recompute"), [*IN_SUITE, *others()], ids=str)
 def test_an_export_is_that_of_a_plain_loop(name, recipe, layout, recompute, tmp_path):
     run = FamilyRun(name, tmp_path / "demo", BATCH, MICROBATCHES)

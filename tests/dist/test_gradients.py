@@ -89,7 +89,7 @@ CASES += [("blind", layout, "1f1b") for layout in BLIND_LAYOUTS]
 CASES += [in_matrix("blind", layout, "1f1b") for layout in LAYOUTS if layout not in BLIND_LAYOUTS]
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(5, 7)
 @pytest.mark.parametrize(
     ("arm", "layout", "order"), CASES, ids=lambda value: value if isinstance(value, str) else name(value)
 )

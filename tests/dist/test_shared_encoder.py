@@ -151,7 +151,7 @@ def run_case(case, model, num_ranks, rank, steps, references, line=balance_encod
     return errors, loads
 
 
-@pytest.mark.some(1, 9)
+@pytest.mark.some(1, 5)
 @pytest.mark.parametrize(
     ("name", "num_ranks"),
     # Which family it is has nothing to do with how many ranks there are.
@@ -194,7 +194,7 @@ def test_gradients_are_those_of_the_model_as_it_was(name, num_ranks, tmp_path, q
                 assert error <= TOLERANCE, (name, case, step, error, parameter)
 
 
-@pytest.mark.some(1, 9)
+@pytest.mark.some(1, 5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_alone_hangs_nobody_where_each_rank_encodes_its_own(name, tmp_path, quiet):
     """FSDP2: one rank has text alone, or media of fewer kinds; gradients are those of the model as it was."""

@@ -70,7 +70,7 @@ CASES = [
 ]
 
 
-@pytest.mark.some(1, 5)
+@pytest.mark.some(1, 3)
 @pytest.mark.parametrize(("placed", "dp", "tp", "sharding"), CASES, ids=str)
 def test_ranks_with_whole_encoders_train_as_one_process(
     placed, dp, tp, sharding, model_dir, oracles, tmp_path
@@ -102,7 +102,7 @@ def test_what_is_frozen_stays(zero, is_frozen, model_dir, oracles, tmp_path):
     check(plan, schedule, model_dir, oracles(is_frozen), tmp_path, is_frozen)
 
 
-@pytest.mark.some(1, 15)
+@pytest.mark.some(1, 7)
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("family", ON_RANKS)
 def test_families_on_ranks_with_whole_encoders(family, zero, tmp_path):

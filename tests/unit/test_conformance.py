@@ -235,7 +235,7 @@ def test_buffers_are_those_of_hugging_face(family):
         assert np.array_equal(buffer.numpy(), expected[name].numpy()), name
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(10, 20)
 def test_example_media_are_what_the_encoder_gives(family):
     _, adapter, _ = family
     encoder = adapter.build_encoder(CPU, FLOAT, SEED)
