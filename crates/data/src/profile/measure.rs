@@ -393,6 +393,9 @@ fn place_of(
 ) -> Result<MediaPlace, String> {
     match &reference.source {
         MediaSource::Name(name) => Ok(MediaPlace::Whole(media_root.join(name))),
+        MediaSource::Inline { bytes, field } => {
+            Ok(MediaPlace::Bytes { bytes: bytes.clone(), name: format!("the medium in `{field}`") })
+        }
         MediaSource::Attachment(index) => record
             .attachments
             .get(*index)

@@ -59,7 +59,7 @@ pub struct Source {
 
 /// Names that a field of a record has for us; columns of other names are not read, unless their name
 /// is one of media.
-pub const FIELDS: [&str; 27] = [
+pub const FIELDS: [&str; 31] = [
     "id",
     "image",
     "images",
@@ -69,7 +69,9 @@ pub const FIELDS: [&str; 27] = [
     "audios",
     "conversations",
     "messages",
+    "texts",
     "system",
+    "history",
     "question",
     "query",
     "problem",
@@ -81,6 +83,8 @@ pub const FIELDS: [&str; 27] = [
     "solution",
     "caption",
     "output",
+    "prompt",
+    "completion",
     "text",
     // Where they are there, a conversation is refused: it would be another one without them.
     "choices",

@@ -7,13 +7,16 @@
 //! |---|---|
 //! | LLaVA, `ShareGPT` | `conversations`: list of `{"from", "value"}` |
 //! | `OpenAI` | `messages`: list of `{"role", "content"}` |
-//! | question and answer | one of `question`, `query`, `problem`, `instruction`, and one of `answer`, `label`, `response`, `solution`, `output`, or where it has none of these `caption` |
+//! | The Cauldron, `FineVision` | `texts`: list of `{"user", "assistant"}` |
+//! | question and answer | one of `question`, `query`, `problem`, `instruction`, and one of `answer`, `label`, `response`, `solution`, `output`, or where it has none of these `caption`; beside it `history`, a list of earlier pairs, and beside `instruction` an `input` |
+//! | prompt and completion | `prompt` and `completion` where no question is there: texts, or lists of turns (TRL) |
 //! | caption | media, and `caption` or `text`: the media ask, the text answers |
 //!
 //! *Turns.* Both lists take either pair of names. Speakers are `human` and `user`; `gpt`, `assistant`, `chatgpt`,
 //! `bard`, `bing` and `model`; `system`. A text under `system` beside the turns is a system turn before them. Tools
 //! are refused by name: `tools`, `tool_calls`, `function_call` and speakers of them; so are a `weight` other than 1,
-//! and `input`, `choices` and `options` beside a question, since leaving them out would change what is asked.
+//! and `choices` and `options` beside a question, since leaving them out would change what is asked. `input` is refused beside
+//! a question other than an `instruction`, under which it stands in a line of its own, as in Alpaca's data.
 //!
 //! *Content* is text, or a list of parts: `{"type": "text", "text"}` and media of the types `image`, `image_url`,
 //! `input_image`, `video`, `video_url`, `audio`, `audio_url` and `input_audio`. A medium is named under its type, its
@@ -21,12 +24,12 @@
 //! the next one of the record's media. The texts of an assistant's turn are joined to one text.
 //!
 //! *Media* of the record stand under `image` or `images`, `video` or `videos`, `audio` or `audios`: a path or URL, an
-//! object of `path` or `url`, or a list of these. `data:` URLs and base64 are refused.
+//! object of `path` or `url`, or a list of these. A `data:` URL, or an object with `data`, holds the medium itself in base64.
 //!
 //! *Places.* `<image>`, `<video>` and `<audio>` in a text mark where the record's media stand, in order, unless the
 //! content is a list of parts. There must be as many placeholders as media. Three customs of existing datasets are kept. A single
-//! medium without any placeholder stands before the first question, on a line of its own. All media without placeholders stand before
-//! a question with an answer. Where there are videos, no images, and as many `<image>` as videos, `<image>` means a video.
+//! medium without any placeholder stands before the first question, on a line of its own; so do all media without placeholders
+//! of every way but `conversations`. Where there are videos, no images, and as many `<image>` as videos, `<image>` means a video.
 
 mod media;
 mod placeholders;
@@ -35,6 +38,7 @@ mod unread;
 
 use crate::media::MediaKind;
 use crate::source::unread::UnreadField;
+use bytes::Bytes;
 use serde_json::Value;
 
 /// Who speaks.
@@ -93,6 +97,13 @@ pub enum MediaSource {
     Name(String),
     /// It came with the record: its position in [`crate::source::readers::RawRecord::attachments`].
     Attachment(usize),
+    /// It stands in the record's text.
+    Inline {
+        /// Its bytes.
+        bytes: Bytes,
+        /// The field that holds it.
+        field: String,
+    },
 }
 
 /// A medium that a record names.
@@ -136,7 +147,7 @@ impl Conversation {
         let has_media = listed.iter().any(|list| !list.is_empty());
         let parsed = turns::of_record(record, has_media).and_then(|mut said| {
             placeholders::fill(&mut said, &listed)?;
-            let read = said.read;
+            let read = std::mem::take(&mut said.read);
             placeholders::name(said, listed).map(|(turns, media)| (turns, media, read))
         });
         // A medium that cannot be read is the cause; a placeholder without a medium only follows from it. Report the cause.
@@ -144,7 +155,7 @@ impl Conversation {
             unread::refuse_media(record)?;
         }
         let (turns, media, read) = parsed?;
-        let unread = unread::of_record(record, read, media.is_empty());
+        let unread = unread::of_record(record, &read, media.is_empty());
         Ok((Self { id: id_of(record), turns, media }, unread))
     }
 }
@@ -197,7 +208,7 @@ enum Piece {
 struct Turns {
     said: Vec<Said>,
     /// The fields that say them.
-    read: [&'static str; 2],
+    read: Vec<&'static str>,
     /// Where no placeholder stands all media stand before the first question, not a single one alone.
     asks_with_all: bool,
 }

@@ -19,7 +19,9 @@ const BYTES_MAX: u64 = 256 << 20;
 pub fn read(path: &Path, media_root: Option<&Path>) -> Result<Mixture, DataError> {
     let location = Location::parse(&path.to_string_lossy());
     let is_remote = matches!(location, Location::Remote(_));
-    if is_remote || ENDINGS.contains(&location.extension().as_str()) || path.is_dir() {
+    let ending = location.extension();
+    let is_file_of_records = !["", "yaml", "yml"].contains(&ending.as_str()) && path.is_file();
+    if is_remote || ENDINGS.contains(&ending.as_str()) || is_file_of_records || path.is_dir() {
         let root = media_root.map(|root| Location::parse(&root.to_string_lossy()));
         let source = Source::new(location);
         let media_root = root.unwrap_or_else(|| source.media_root.clone());

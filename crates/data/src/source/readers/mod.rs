@@ -217,6 +217,10 @@ fn file_form(source: &Source, name: &str) -> Result<Format, DataError> {
         (Some(format), _) => Ok(format),
         (None, "json") => Ok(Format::Json),
         (None, "jsonl") => Ok(Format::Jsonl),
+        (None, other @ ("csv" | "tsv")) => refuse(&format!(
+            "a source ending in `{other}` is of no form we read: write it as Parquet, for example with \
+             `pandas.read_csv(file).to_parquet(file)`"
+        )),
         (None, other) => refuse(&format!(
             "a source ending in `{other}` is of no form we read, must be .json, .jsonl, .parquet, .arrow or .tar, \
              or have a `format` in the mixture"

@@ -2,6 +2,8 @@
 
 use super::{MediaSource, field, type_of};
 use crate::media::MediaKind;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 /// The media under a record's own fields, by kind in the order of [`MediaKind::ALL`].
@@ -55,7 +57,10 @@ fn named(key: &str, value: &Value) -> Result<MediaSource, String> {
     match value {
         Value::String(text) if text.is_empty() => Err(format!("`{key}`: a path is empty")),
         Value::String(text) if text.starts_with("data:") => {
-            Err(format!("`{key}`: a `data:` URL, must be a path or URL: write the medium to a file"))
+            let (_, packed) = text
+                .split_once(";base64,")
+                .ok_or_else(|| format!("`{key}`: a `data:` URL without `;base64,`, must have it"))?;
+            inline(key, packed)
         }
         Value::String(text) => Ok(MediaSource::Name(text.clone())),
         Value::Object(_) => match field(value, "attachment") {
@@ -67,12 +72,21 @@ fn named(key: &str, value: &Value) -> Result<MediaSource, String> {
             None => match ["path", "url"].into_iter().find_map(|name| Some((name, field(value, name)?))) {
                 Some((name, inner @ Value::String(_))) => named(&format!("{key}.{name}"), inner),
                 Some((name, inner)) => Err(format!("`{key}.{name}`: {}, must be text", type_of(inner))),
-                None if field(value, "data").or_else(|| field(value, "bytes")).is_some() => {
-                    Err(format!("`{key}`: bytes in text, must be a path or URL: write the medium to a file"))
-                }
-                None => Err(format!("`{key}`: an object without `path` or `url`")),
+                None => match (field(value, "data"), field(value, "bytes")) {
+                    (Some(Value::String(packed)), _) => inline(&format!("{key}.data"), packed),
+                    (None, None) => Err(format!("`{key}`: an object without `path` or `url`")),
+                    _ => Err(format!("`{key}`: bytes in text, must be a path, a URL or `data` in base64")),
+                },
             },
         },
         _ => Err(format!("`{key}`: {}, must be a path or a list of paths", type_of(value))),
+    }
+}
+
+/// A medium whose bytes the record holds in base64.
+fn inline(key: &str, packed: &str) -> Result<MediaSource, String> {
+    match STANDARD.decode(packed.trim_ascii()) {
+        Ok(bytes) => Ok(MediaSource::Inline { bytes: bytes.into(), field: key.to_owned() }),
+        Err(cause) => Err(format!("`{key}`: it is not base64: {cause}")),
     }
 }

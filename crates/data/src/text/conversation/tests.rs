@@ -193,6 +193,9 @@ fn names(conversation: &Conversation) -> Vec<String> {
     let name = |medium: &MediaReference| match &medium.source {
         MediaSource::Name(name) => format!("{} {name}", medium.kind.as_str()),
         MediaSource::Attachment(index) => format!("{} #{index}", medium.kind.as_str()),
+        MediaSource::Inline { bytes, field } => {
+            format!("{} of {} bytes in {field}", medium.kind.as_str(), bytes.len())
+        }
     };
     conversation.media.iter().map(name).collect()
 }
@@ -240,6 +243,106 @@ fn questions_and_captions_are_read() {
     assert_eq!((alone.media.len(), &alone.turns[1].parts[..]), (0, &[text("2")][..]));
 }
 
+/// Who says what, with a mark where a medium stands.
+fn said(conversation: &Conversation) -> Vec<String> {
+    let part = |part: &TurnPart| match part {
+        TurnPart::Text(text) => text.clone(),
+        TurnPart::Media(index) => format!("<{index}>"),
+    };
+    let turn =
+        |turn: &Turn| format!("{}: {}", turn.role.name(), turn.parts.iter().map(part).collect::<String>());
+    conversation.turns.iter().map(turn).collect()
+}
+
+/// As in The Cauldron and `FineVision`: all images stand before the first question.
+#[test]
+fn lists_of_questions_with_their_answers_are_read() {
+    let pair = |user: &str, assistant: &str| json!({"user": user, "assistant": assistant, "source": "vqa"});
+    let record = json!({"images": [{"attachment": 0}, {"attachment": 1}], "system": "be brief",
+        "texts": [pair("what?", "cups"), pair("how many?", "two")]});
+    let (conversation, unread) = Conversation::parse_whole(&record).unwrap();
+    assert_eq!(
+        said(&conversation),
+        ["system: be brief", "user: <0>\n<1>\nwhat?", "assistant: cups", "user: how many?", "assistant: two"]
+    );
+    assert_eq!(unread.iter().map(|field| field.name.as_str()).collect::<Vec<_>>(), ["texts[].source"]);
+    let alone = parse(&json!({"images": [], "texts": [{"user": "1 + 1", "assistant": "2"}]}));
+    assert_eq!(said(&alone), ["user: 1 + 1", "assistant: 2"]);
+}
+
+/// As in data of Alpaca and ms-swift.
+#[test]
+fn history_and_input_belong_to_the_question() {
+    let record = json!({"instruction": "add", "input": "1 and 1", "output": "2", "images": ["a.png"],
+        "system": "be brief", "history": [["hi", "ho"], ["he", "ha"]]});
+    let (conversation, unread) = Conversation::parse_whole(&record).unwrap();
+    assert_eq!(
+        said(&conversation),
+        [
+            "system: be brief",
+            "user: <0>\nhi",
+            "assistant: ho",
+            "user: he",
+            "assistant: ha",
+            "user: add\n1 and 1",
+            "assistant: 2"
+        ]
+    );
+    assert!(unread.is_empty(), "{unread:?}");
+    let plain = parse(&json!({"instruction": "add", "input": "", "output": "2", "history": []}));
+    assert_eq!(said(&plain), ["user: add", "assistant: 2"]);
+}
+
+/// As TRL has them.
+#[test]
+fn prompts_and_completions_are_read() {
+    let texts = parse(&json!({"images": ["a.png", "b.png"], "prompt": "what", "completion": "cups"}));
+    assert_eq!(said(&texts), ["user: <0>\n<1>\nwhat", "assistant: cups"]);
+    let turns = parse(&json!({"images": ["a.png"],
+        "prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what"}],
+        "completion": [{"role": "assistant", "content": "cups"}]}));
+    assert_eq!(said(&turns), ["system: be brief", "user: <0>\nwhat", "assistant: cups"]);
+    // Beside another question it is a field like others.
+    let other = json!({"question": "what", "answer": "cups", "prompt": "Answer: {question}"});
+    let (asked, unread) = Conversation::parse_whole(&other).unwrap();
+    assert_eq!((said(&asked).len(), unread[0].name.as_str()), (2, "prompt"));
+    let drawn = parse(&json!({"images": ["a.png"], "prompt": "a cup, oil", "caption": "cups"}));
+    assert_eq!(said(&drawn), ["user: <0>", "assistant: cups"]);
+    let answered = parse(&json!({"prompt": "what", "response": "cups"}));
+    assert_eq!(said(&answered), ["user: what", "assistant: cups"]);
+}
+
+/// TRL and ms-swift put them so; a list of LLaVA's form with several images marks each.
+#[test]
+fn media_of_a_chat_without_marks_stand_before_its_first_question() {
+    let chat = json!({"images": ["a.png", "b.png"], "messages": [
+        {"role": "system", "content": "be brief"}, {"role": "user", "content": "what"},
+        {"role": "assistant", "content": "cups"}]});
+    assert_eq!(said(&parse(&chat))[1], "user: <0>\n<1>\nwhat");
+}
+
+#[test]
+fn media_may_stand_in_the_record_itself() {
+    let packed = "data:image/png;base64,AAEC";
+    let record = json!({"messages": [
+        {"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": packed, "detail": "low"}},
+            {"type": "input_audio", "input_audio": {"data": "AAECAw==", "format": "wav"}}]},
+        {"role": "assistant", "content": "x"}]});
+    let place = "messages[0].content";
+    assert_eq!(
+        names(&parse(&record)),
+        [
+            format!("image of 3 bytes in {place}[0].image_url.url"),
+            format!("audio of 4 bytes in {place}[1].input_audio.data")
+        ]
+    );
+    assert_eq!(
+        names(&parse(&json!({"images": [packed, "b.png"], "caption": "x"}))),
+        ["image of 3 bytes in images", "image b.png"]
+    );
+}
+
 #[test]
 fn what_would_be_left_out_is_named() {
     let turns = |turn: Value| json!({"messages": [turn]});
@@ -254,8 +357,9 @@ fn what_would_be_left_out_is_named() {
         user(json!([{"text": "x"}])),
         user(json!([{"type": "box"}])),
         user(json!([{"type": "text"}])),
-        user(json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}])),
-        user(json!([{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}])),
+        user(json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,A!"}}])),
+        user(json!([{"type": "image_url", "image_url": {"url": "data:image/svg+xml,<svg/>"}}])),
+        user(json!([{"type": "input_audio", "input_audio": {"data": 3, "format": "wav"}}])),
         user(json!([{"type": "image", "image": "a", "url": "b"}])),
         user(json!([{"type": "image"}])),
         user(json!([{"type": "image", "image": "a"}, {"type": "text", "text": "<image>"}])),
@@ -269,6 +373,16 @@ fn what_would_be_left_out_is_named() {
         json!({"question": "x", "answer": "y", "label": "z"}),
         json!({"question": "x", "choices": ["y"], "answer": "z"}),
         json!({"images": ["a", "b"], "question": "<image> x", "answer": "z"}),
+        json!({"question": "x", "input": "y", "answer": "z"}),
+        json!({"query": "x", "history": "y", "response": "z"}),
+        json!({"query": "x", "history": [["y"]], "response": "z"}),
+        json!({"images": ["a"], "texts": ["x", null]}),
+        json!({"texts": []}),
+        json!({"texts": [{"user": "x"}]}),
+        json!({"prompt": [{"role": "assistant", "content": "x"}], "completion": []}),
+        json!({"prompt": [{"role": "user", "content": "x"}], "completion": "y"}),
+        json!({"prompt": "x"}),
+        json!({"prompt": "x", "answer": "y", "label": "z"}),
     ];
     let errors: Vec<_> = broken.iter().map(|record| Conversation::parse(record).unwrap_err()).collect();
     insta::assert_snapshot!(errors.join("\n"), @"
@@ -281,13 +395,14 @@ fn what_would_be_left_out_is_named() {
     `messages[0].content[0]`: `type` is missing
     `messages[0].content[0].type`: `box`, must be text, image, video or audio
     `messages[0].content[0]`: `text` is missing
-    `messages[0].content[0].image_url.url`: a `data:` URL, must be a path or URL: write the medium to a file
-    `messages[0].content[0].input_audio`: bytes in text, must be a path or URL: write the medium to a file
+    `messages[0].content[0].image_url.url`: it is not base64: Invalid symbol 33, offset 1.
+    `messages[0].content[0].image_url.url`: a `data:` URL without `;base64,`, must have it
+    `messages[0].content[0].input_audio`: bytes in text, must be a path, a URL or `data` in base64
     `messages[0].content[0]`: both `image` and `url` are there
     1 `<image>` in the turns, but 0 under `image`: must be as many
     `messages` has media as parts and as marks in texts, must have them one way
     `<image>` stands in an assistant's turn, must stand in a question
-    `image`: bytes in text, must be a path or URL: write the medium to a file
+    `image`: bytes in text, must be a path, a URL or `data` in base64
     `image`: an object without `path` or `url`
     `conversations` or `messages` is missing: the record has `caption`
     both `caption` and `text` are there
@@ -296,5 +411,15 @@ fn what_would_be_left_out_is_named() {
     both `answer` and `label` are there
     `choices` stands beside `question`, must be part of it: it would be left out
     1 `<image>` in the turns, but 2 under `image`: must be as many
+    `input` stands beside `question`, must be part of it: it would be left out
+    `history`: text, must be a list of pairs
+    `history[0]`: a list, must be a list of a question and its answer
+    `texts[0]`: text, must be an object with `user` and `assistant`: interleaved documents are not read
+    `texts` is empty, at least one question is needed
+    `texts[0]`: `assistant` is missing
+    `prompt` holds an answer, must hold none: it would carry loss; use `messages`
+    `completion`: text, must be a list with an answer
+    `conversations` or `messages` is missing: the record has `prompt`
+    both `answer` and `label` are there
     ");
 }

@@ -6,11 +6,19 @@ use serde_json::Value;
 
 /// Fields that list turns.
 pub(super) const LISTS: [&str; 2] = ["conversations", "messages"];
+/// Field that lists questions, each with its answer.
+pub(super) const PAIRS: &str = "texts";
 const QUESTIONS: [&str; 4] = ["question", "query", "problem", "instruction"];
 const ANSWERS: [&str; 5] = ["answer", "label", "response", "solution", "output"];
+/// A question and its answer where the record has no other question.
+const PROMPT: [&str; 2] = ["prompt", "completion"];
+/// Earlier questions with their answers, beside a question.
+const HISTORY: &str = "history";
+/// What an instruction is about; it stands below the instruction.
+const INPUT: &str = "input";
 const CAPTIONS: [&str; 2] = ["caption", "text"];
 /// Left out, these would change what is asked.
-const PARTS_OF_QUESTIONS: [&str; 3] = ["input", "choices", "options"];
+const PARTS_OF_QUESTIONS: [&str; 3] = [INPUT, "choices", "options"];
 /// Types of parts that are text.
 pub(super) const TEXTS: [&str; 3] = ["text", "input_text", "output_text"];
 pub(super) const TOOLS: [&str; 3] = ["tools", "tool_calls", "function_call"];
@@ -23,27 +31,117 @@ const TOOL_SPEAKERS: [&str; 6] = ["tool", "function", "function_call", "tool_cal
 pub(super) fn of_record(record: &Value, has_media: bool) -> Result<Turns, String> {
     refuse_tools("", record)?;
     if let Some((key, list)) = only(record, &LISTS)? {
-        return listed(record, key, list).map(|said| Turns { said, read: [key; 2], asks_with_all: false });
+        let said = listed(record, key, list)?;
+        // Chats keep the media of all turns beside them, and often mark none: trainers put these before the first question.
+        return Ok(Turns { said, read: vec![key], asks_with_all: key == "messages" });
     }
-    if let Some((key, question)) = only(record, &QUESTIONS)? {
-        if let Some(part) = PARTS_OF_QUESTIONS
-            .into_iter()
-            .find(|part| field(record, part).is_some_and(|value| !is_empty(value)))
-        {
-            return Err(format!("`{part}` stands beside `{key}`, must be part of it: it would be left out"));
+    if let Some(list) = field(record, PAIRS) {
+        return pairs(record, list);
+    }
+    if let Some(question) = only(record, &QUESTIONS)? {
+        return asked(record, question);
+    }
+    if let Some(prompt) = field(record, PROMPT[0]) {
+        match field(record, PROMPT[1]) {
+            Some(completion) if prompt.is_array() => return completed(record, prompt, completion),
+            Some(completion) => return pair(record, Some((PROMPT[0], prompt)), (PROMPT[1], completion)),
+            // Beside a caption alone, a prompt is not a question: an image may have been made from it.
+            None if only(record, &ANSWERS)?.is_some() => return asked(record, (PROMPT[0], prompt)),
+            None => {}
         }
-        let answer = match only(record, &ANSWERS)? {
-            Some(answer) => answer,
-            None => field(record, CAPTIONS[0])
-                .map(|caption| (CAPTIONS[0], caption))
-                .ok_or_else(|| format!("`{key}` is there, but no `answer`"))?,
-        };
-        return pair(record, Some((key, question)), answer);
     }
     if has_media && let Some(caption) = only(record, &CAPTIONS)? {
         return pair(record, None, caption);
     }
     Err(format!("`conversations` or `messages` is missing{}", names_there(record)))
+}
+
+/// A question that stands under a field of its own, with what belongs to it.
+fn asked(record: &Value, (key, question): (&'static str, &Value)) -> Result<Turns, String> {
+    let is_there = |part: &str| field(record, part).is_some_and(|value| !is_empty(value));
+    let has_input = key == "instruction" && is_there(INPUT);
+    let mut parts = PARTS_OF_QUESTIONS.into_iter().filter(|&part| part != INPUT || !has_input);
+    if let Some(part) = parts.find(|part| is_there(part)) {
+        return Err(format!("`{part}` stands beside `{key}`, must be part of it: it would be left out"));
+    }
+    let answer = match only(record, &ANSWERS)? {
+        Some(answer) => answer,
+        None => field(record, CAPTIONS[0])
+            .map(|caption| (CAPTIONS[0], caption))
+            .ok_or_else(|| format!("`{key}` is there, but no `answer`"))?,
+    };
+    let mut turns = pair(record, Some((key, question)), answer)?;
+    let at = turns.said.len() - 2;
+    if has_input {
+        let below = &mut turns.said[at].pieces;
+        below.push(Piece::Text("\n".to_owned()));
+        cut(text(INPUT, &record[INPUT])?, below);
+        turns.read.push(INPUT);
+    }
+    if is_there(HISTORY) {
+        turns.said.splice(at..at, before(&record[HISTORY])?);
+        turns.read.push(HISTORY);
+    }
+    Ok(turns)
+}
+
+/// The turns of `history`: a list of pairs of question and answer.
+fn before(history: &Value) -> Result<Vec<Said>, String> {
+    let list = history.as_array().map_or(&[][..], Vec::as_slice);
+    if list.is_empty() {
+        return Err(format!("`{HISTORY}`: {}, must be a list of pairs", type_of(history)));
+    }
+    let mut said = Vec::with_capacity(2 * list.len());
+    for (index, pair) in list.iter().enumerate() {
+        let place = format!("{HISTORY}[{index}]");
+        let Some([question, answer]) = pair.as_array().map(Vec::as_slice) else {
+            return Err(format!("`{place}`: {}, must be a list of a question and its answer", type_of(pair)));
+        };
+        said.extend(question_and_answer([(&place, question), (&place, answer)])?);
+    }
+    Ok(said)
+}
+
+/// The turns of `texts`: a list of `{"user", "assistant"}`.
+fn pairs(record: &Value, list: &Value) -> Result<Turns, String> {
+    let list = list.as_array().ok_or_else(|| {
+        format!("`{PAIRS}`: {}, must be a list of objects with `user` and `assistant`", type_of(list))
+    })?;
+    if list.is_empty() {
+        return Err(format!("`{PAIRS}` is empty, at least one question is needed"));
+    }
+    let mut said = system(record)?;
+    for (index, pair) in list.iter().enumerate() {
+        let place = format!("{PAIRS}[{index}]");
+        if !pair.is_object() {
+            let kind = type_of(pair);
+            return Err(format!(
+                "`{place}`: {kind}, must be an object with `user` and `assistant`: interleaved documents are not read"
+            ));
+        }
+        let of = |speaker| field(pair, speaker).ok_or_else(|| format!("`{place}`: `{speaker}` is missing"));
+        let (question, answer) = (of("user")?, of("assistant")?);
+        said.extend(question_and_answer([
+            (&format!("{place}.user"), question),
+            (&format!("{place}.assistant"), answer),
+        ])?);
+    }
+    Ok(Turns { said, read: vec![PAIRS], asks_with_all: true })
+}
+
+/// The turns of a `prompt` and a `completion` that are lists of turns. All answers carry loss, so none may stand in the prompt.
+fn completed(record: &Value, prompt: &Value, completion: &Value) -> Result<Turns, String> {
+    let [key, end] = PROMPT;
+    let mut said = listed(record, key, prompt)?;
+    if said.iter().any(|one| one.role == Role::Assistant) {
+        return Err(format!("`{key}` holds an answer, must hold none: it would carry loss; use `messages`"));
+    }
+    let list = completion.as_array().map_or(&[][..], Vec::as_slice);
+    said.extend(turns_of(end, list, false)?);
+    if !said.iter().any(|one| one.role == Role::Assistant) {
+        return Err(format!("`{end}`: {}, must be a list with an answer", type_of(completion)));
+    }
+    Ok(Turns { said, read: PROMPT.to_vec(), asks_with_all: true })
 }
 
 /// What the record has instead: a name that is misspelt is seen at once.
@@ -73,16 +171,31 @@ fn pair(
     answer: (&'static str, &Value),
 ) -> Result<Turns, String> {
     let mut said = system(record)?;
-    let pieces = |(key, value): (&str, &Value)| {
-        let text = value.as_str().ok_or_else(|| format!("`{key}`: {}, must be text", type_of(value)))?;
-        let mut pieces = Vec::new();
-        cut(text, &mut pieces);
-        Ok::<_, String>(pieces)
-    };
-    said.push(Said { role: Role::User, pieces: question.map(pieces).transpose()?.unwrap_or_default() });
-    said.push(Said { role: Role::Assistant, pieces: pieces(answer)? });
-    let read = [question.map_or(answer.0, |(key, _)| key), answer.0];
+    match question {
+        Some(question) => said.extend(question_and_answer([question, answer])?),
+        None => {
+            said.push(Said { role: Role::User, pieces: Vec::new() });
+            said.push(spoken(Role::Assistant, answer)?);
+        }
+    }
+    let read = question.into_iter().chain([answer]).map(|(key, _)| key).collect();
     Ok(Turns { said, read, asks_with_all: true })
+}
+
+/// Two turns, from the names and values of a question and an answer.
+fn question_and_answer([question, answer]: [(&str, &Value); 2]) -> Result<[Said; 2], String> {
+    Ok([spoken(Role::User, question)?, spoken(Role::Assistant, answer)?])
+}
+
+/// A turn that is a text.
+fn spoken(role: Role, (key, value): (&str, &Value)) -> Result<Said, String> {
+    let mut pieces = Vec::new();
+    cut(text(key, value)?, &mut pieces);
+    Ok(Said { role, pieces })
+}
+
+fn text<'r>(key: &str, value: &'r Value) -> Result<&'r str, String> {
+    value.as_str().ok_or_else(|| format!("`{key}`: {}, must be text", type_of(value)))
 }
 
 /// The system turn that a record has beside its turns.
@@ -90,12 +203,7 @@ fn system(record: &Value) -> Result<Vec<Said>, String> {
     match field(record, "system") {
         None => Ok(Vec::new()),
         Some(Value::String(text)) if text.is_empty() => Ok(Vec::new()),
-        Some(Value::String(text)) => {
-            let mut pieces = Vec::new();
-            cut(text, &mut pieces);
-            Ok(vec![Said { role: Role::System, pieces }])
-        }
-        Some(other) => Err(format!("`system`: {}, must be text", type_of(other))),
+        Some(value) => Ok(vec![spoken(Role::System, ("system", value))?]),
     }
 }
 
@@ -106,7 +214,13 @@ fn listed(record: &Value, key: &str, list: &Value) -> Result<Vec<Said>, String> 
         return Err(format!("`{key}` is empty, at least one turn is needed"));
     }
     let mut said = system(record)?;
-    let has_system = !said.is_empty();
+    said.append(&mut turns_of(key, list, !said.is_empty())?);
+    Ok(said)
+}
+
+/// The turns of a list that stands under `key`; `has_system`: a system turn may not be among them.
+fn turns_of(key: &str, list: &[Value], has_system: bool) -> Result<Vec<Said>, String> {
+    let mut said = Vec::with_capacity(list.len());
     let mut marks_media = [false; 2];
     for (index, turn) in list.iter().enumerate() {
         let place = format!("{key}[{index}]");

@@ -1,7 +1,7 @@
 //! What a record says beside its conversation.
 
 use super::field;
-use super::turns::{LISTS, TEXTS, TOOLS, is_empty};
+use super::turns::{LISTS, PAIRS, TEXTS, TOOLS, is_empty};
 use crate::source::mixture::MEDIA;
 use crate::source::unread::{UnreadField, is_media_under_its_name, may_be_media, mend, names_media};
 use serde_json::{Map, Value};
@@ -32,7 +32,7 @@ impl Level {
 }
 
 /// The fields that say something and are not read, each once; `read` are those that the turns are made of.
-pub(super) fn of_record(record: &Value, read: [&str; 2], has_no_media: bool) -> Vec<UnreadField> {
+pub(super) fn of_record(record: &Value, read: &[&str], has_no_media: bool) -> Vec<UnreadField> {
     let mut found: Vec<(Level, &str, bool)> = Vec::new();
     walk(record, read, &mut |level, name, value| {
         let may_be_media = has_no_media && may_be_media(value);
@@ -54,7 +54,7 @@ pub(super) fn refuse_media(record: &Value) -> Result<(), String> {
     let mut refused = None;
     // Whichever list says the turns, media have no place in them.
     for list in LISTS {
-        walk(record, [list; 2], &mut |level, name, value| {
+        walk(record, &[list], &mut |level, name, value| {
             if refused.is_none() && names_media(name) && is_media_under_its_name(value) {
                 refused = Some((level.name(name), value));
             }
@@ -69,7 +69,7 @@ pub(super) fn refuse_media(record: &Value) -> Result<(), String> {
 }
 
 /// Calls `tell` with every field that is not read and not empty.
-fn walk<'r>(record: &'r Value, read: [&str; 2], tell: &mut impl FnMut(Level, &'r str, &'r Value)) {
+fn walk<'r>(record: &'r Value, read: &[&str], tell: &mut impl FnMut(Level, &'r str, &'r Value)) {
     let others = ["id", "system"];
     each(record, |name, value| {
         let is_read = read.contains(&name) || others.contains(&name);
@@ -77,6 +77,15 @@ fn walk<'r>(record: &'r Value, read: [&str; 2], tell: &mut impl FnMut(Level, &'r
             tell(Level::Record, name, value);
         }
     });
+    if read.contains(&PAIRS) {
+        for pair in record[PAIRS].as_array().into_iter().flatten() {
+            each(pair, |name, value| {
+                if !["user", "assistant"].contains(&name) {
+                    tell(Level::Turn(PAIRS), name, value);
+                }
+            });
+        }
+    }
     let Some(list) = LISTS.into_iter().find(|list| read.contains(list)) else { return };
     for turn in record[list].as_array().into_iter().flatten() {
         let first = |names: [&'static str; 2]| names.into_iter().find(|name| field(turn, name).is_some());
