@@ -5,6 +5,7 @@
 use super::*;
 use crate::demo;
 use crate::profile::dataset::Dataset;
+use crate::source::location::MediaPlace;
 use dflop_types::{Fault, ProfilePart, SampleIndex, SampleKind, Stratum};
 use proptest::prelude::*;
 use std::fmt::Write as _;
@@ -357,6 +358,35 @@ fn media_under_an_unknown_name_are_bad_samples() {
     settings.on_bad_sample = OnBadSample::Skip;
     let (_, profile) = rows(&settings).unwrap();
     assert_eq!((profile.samples.len(), profile.problems[0].fault), (1, Fault::Record));
+}
+
+/// The same picture in a file and inside the record: one shape, the same bytes in training, and a change is noticed.
+#[test]
+fn a_medium_inside_its_record_is_measured_and_read_as_a_file_is() {
+    use base64::Engine as _;
+    let (dir, mut settings) = made(24);
+    let (_, profile) = rows(&settings).unwrap();
+    let index = profile.samples.iter().position(|sample| sample.kind == SampleKind::Image).unwrap();
+    let dataset = Dataset::open(&settings, profile).unwrap();
+    let picture = dataset.encode(SampleIndex(index as u32)).unwrap().media[0].place.to_string();
+    let bytes = std::fs::read(&picture).unwrap();
+    settings.mixture = dir.path().join("inside.jsonl");
+    let write = |bytes: &[u8]| {
+        let packed = base64::engine::general_purpose::STANDARD.encode(bytes);
+        let line =
+            |image: &str| format!("{{\"image\": \"{image}\", \"question\": \"a\", \"answer\": \"b\"}}\n");
+        let lines = line(&picture) + &line(&format!("data:image/jpeg;base64,{packed}"));
+        std::fs::write(&settings.mixture, lines).unwrap();
+    };
+    write(&bytes);
+    let (_, profile) = rows(&settings).unwrap();
+    assert_eq!(profile.samples[0].shape, profile.samples[1].shape);
+    let dataset = Dataset::open(&settings, profile.clone()).unwrap();
+    let place = dataset.encode(SampleIndex(1)).unwrap().media[0].place.clone();
+    assert!(matches!(&place, MediaPlace::Bytes { bytes: read, .. } if read[..] == bytes[..]), "{place}");
+    write(&[&bytes[..], b"x"].concat());
+    let (outcome, _) = again(&settings, Some(&profile)).unwrap();
+    assert_eq!(outcome.num_reused, 1, "the file is as it was");
 }
 
 #[test]
