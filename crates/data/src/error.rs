@@ -287,14 +287,22 @@ fn none_left(num_bad: usize) -> String {
     }
 }
 
-/// What to do where the media of half the samples or more are not there: then one place is wrong, not every file.
-fn elsewhere(problems: &[Problem], num_samples: u64) -> Option<String> {
-    let num_missing = problems.iter().filter(|problem| problem.fault == Fault::MediaMissing).count() as u64;
-    (num_missing > 0 && 2 * num_missing >= num_samples).then(|| {
-        "set `data.media_root`, or `media_root` of an entry of the mixture, to the directory at which the paths of \
-         media start"
-            .to_owned()
-    })
+/// What to do where half the samples or more have the same kind of fault: then one thing is wrong, not every sample.
+fn systematic(problems: &[Problem], num_samples: u64) -> Option<&'static str> {
+    let is_most = |fault| {
+        let num = problems.iter().filter(|problem| problem.fault == fault).count() as u64;
+        num > 0 && 2 * num >= num_samples
+    };
+    if is_most(Fault::MediaMissing) {
+        return Some(
+            "set `data.media_root`, or `media_root` of an entry of the mixture, to the directory at which the paths of \
+             media start",
+        );
+    }
+    is_most(Fault::Record).then_some(
+        "records have `conversations`, `messages`, `texts`, a question with its answer, or media with a `caption`; a mixture may \
+         name fields that are called otherwise, for example `columns: {image: file_name, question: query}`",
+    )
 }
 
 /// Whether a file is one of those that a model directory must have.
@@ -313,18 +321,24 @@ impl Hint for DataError {
                  `format`, `split`, `columns` and `ignore` where needed"
                     .to_owned(),
             ),
-            Self::Samples { problems, num_samples, .. } => elsewhere(problems, *num_samples).or_else(|| {
-                Some("fix them, or set `data.on_bad_sample` to `skip` (left out) or `substitute`".to_owned())
-            }),
+            Self::Samples { problems, num_samples, .. } => Some(
+                systematic(problems, *num_samples)
+                    .unwrap_or("fix them, or set `data.on_bad_sample` to `skip` (left out) or `substitute`")
+                    .to_owned(),
+            ),
             Self::OfSettings { .. } => Some(
                 "fix the model's configuration, tokenizer or chat template, or the function of `model.family`; a function \
                  refuses a medium by `ValueError`"
                     .to_owned(),
             ),
-            Self::TooManyBad { problems, num_samples, .. } => elsewhere(problems, *num_samples).or_else(|| {
-                Some("fix them, or raise `data.bad_samples_max_percent`".to_owned())
-            }),
-            Self::NoSamples { problems, .. } => elsewhere(problems, problems.len() as u64),
+            Self::TooManyBad { problems, num_samples, .. } => Some(
+                systematic(problems, *num_samples)
+                    .unwrap_or("fix them, or raise `data.bad_samples_max_percent`")
+                    .to_owned(),
+            ),
+            Self::NoSamples { problems, .. } => {
+                systematic(problems, problems.len() as u64).map(str::to_owned)
+            }
             Self::TurnedBad { .. } => Some(
                 "fix it, or make the data profile again with `dflop profile data` and `data.on_bad_sample` set to \
                  `skip` or `substitute`"
