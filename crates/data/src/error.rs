@@ -305,6 +305,11 @@ fn systematic(problems: &[Problem], num_samples: u64) -> Option<&'static str> {
     )
 }
 
+/// What to do about bad samples: about the cause that most of them share, else about each.
+fn advice(problems: &[Problem], num_samples: u64, of_each: &str) -> String {
+    systematic(problems, num_samples).unwrap_or(of_each).to_owned()
+}
+
 /// Whether a file is one of those that a model directory must have.
 fn is_of_model(path: &std::path::Path) -> bool {
     let name = path.file_name().and_then(std::ffi::OsStr::to_str);
@@ -321,21 +326,19 @@ impl Hint for DataError {
                  `format`, `split`, `columns` and `ignore` where needed"
                     .to_owned(),
             ),
-            Self::Samples { problems, num_samples, .. } => Some(
-                systematic(problems, *num_samples)
-                    .unwrap_or("fix them, or set `data.on_bad_sample` to `skip` (left out) or `substitute`")
-                    .to_owned(),
-            ),
+            Self::Samples { problems, num_samples, .. } => Some(advice(
+                problems,
+                *num_samples,
+                "fix them, or set `data.on_bad_sample` to `skip` (left out) or `substitute`",
+            )),
             Self::OfSettings { .. } => Some(
                 "fix the model's configuration, tokenizer or chat template, or the function of `model.family`; a function \
                  refuses a medium by `ValueError`"
                     .to_owned(),
             ),
-            Self::TooManyBad { problems, num_samples, .. } => Some(
-                systematic(problems, *num_samples)
-                    .unwrap_or("fix them, or raise `data.bad_samples_max_percent`")
-                    .to_owned(),
-            ),
+            Self::TooManyBad { problems, num_samples, .. } => {
+                Some(advice(problems, *num_samples, "fix them, or raise `data.bad_samples_max_percent`"))
+            }
             Self::NoSamples { problems, .. } => {
                 systematic(problems, problems.len() as u64).map(str::to_owned)
             }

@@ -10,8 +10,14 @@ use crate::space::Candidate;
 use dflop_types::{RankedPlan, Rejection, SampleIndex};
 use rayon::prelude::*;
 
+/// Samples in one batch up to which the whole search also judges other layouts that are close behind the best plan.
+const LAYOUTS_SAMPLES_MAX: usize = 512;
+
+/// Plans that it judges then: one of each layout.
+const WHOLE_LAYOUTS_MAX: usize = 4;
+
 /// Judges the best plan again with the scheduler's whole search, as training will run it. Another plan may be in front
-/// then; so this goes on until the plan in front has had its whole search.
+/// then; so this goes on until the plan in front has had its whole search. Other layouts that are close behind have theirs too.
 pub(super) fn polish(
     input: &SearchInput<'_>,
     models: &Models,
@@ -20,9 +26,11 @@ pub(super) fn polish(
     found: &mut Found,
 ) -> Result<(), PlanError> {
     let is_small = batches[0].len() <= PATIENT_SAMPLES_MAX && depth != Depth::Step;
+    let searches_layouts = batches[0].len() <= LAYOUTS_SAMPLES_MAX && depth != Depth::Step;
     let most = match depth {
         Depth::Step => 1,
         _ if is_small => NUM_RANKED,
+        _ if searches_layouts => WHOLE_LAYOUTS_MAX,
         _ => WHOLE_MAX,
     };
     let mut polished: Vec<Candidate> = Vec::new();
@@ -32,8 +40,14 @@ pub(super) fn polish(
         // A plan in front, or so near that the whole search may put it there: with few samples and a tight memory it gains a
         // quarter.
         let is_near = |plan: &RankedPlan| {
-            let near_ns = if is_small { best_ns.saturating_add(best_ns / 4) } else { best_ns };
-            found.value_ns(plan) <= near_ns
+            let is_new = || polished.iter().all(|other| other.layout != plan.layout);
+            let margin_ns = match () {
+                () if is_small => best_ns / 4,
+                // With more samples the whole search gains some percent, more where there are few buckets: tensor groups.
+                () if searches_layouts && is_new() => best_ns / 32,
+                () => 0,
+            };
+            found.value_ns(plan) <= best_ns.saturating_add(margin_ns)
         };
         let next = found.ranked.iter().position(|plan| is_open(plan) && is_near(plan));
         let Some(at) = next else { break };

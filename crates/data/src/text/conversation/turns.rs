@@ -171,12 +171,11 @@ fn pair(
     answer: (&'static str, &Value),
 ) -> Result<Turns, String> {
     let mut said = system(record)?;
-    match question {
-        Some(question) => said.extend(question_and_answer([question, answer])?),
-        None => {
-            said.push(Said { role: Role::User, pieces: Vec::new() });
-            said.push(spoken(Role::Assistant, answer)?);
-        }
+    if let Some(question) = question {
+        said.extend(question_and_answer([question, answer])?);
+    } else {
+        said.push(Said { role: Role::User, pieces: Vec::new() });
+        said.push(spoken(Role::Assistant, answer)?);
     }
     let read = question.into_iter().chain([answer]).map(|(key, _)| key).collect();
     Ok(Turns { said, read, asks_with_all: true })
