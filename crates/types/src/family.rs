@@ -73,7 +73,7 @@ pub const FAMILIES: [FamilyRecord; 28] = {
         record("idefics3", &["image"], [YES, YES, YES, YES, YES]),
         record("internvl", PICTURES, [YES, YES, YES, YES, YES]),
         record("internvl_chat", PICTURES, [NO, YES, NO, NO, NO]),
-        record("lfm2_vl", &["image"], [YES, NO, NO, NO, NO]),
+        record("lfm2_vl", &["image"], [YES, YES, YES, YES, YES]),
         record("lighton_ocr", &["image"], [YES, YES, YES, YES, YES]),
         record("llava", &["image"], [YES, YES, YES, YES, YES]),
         record("llava_next", &["image"], [YES, YES, YES, YES, YES]),
