@@ -52,6 +52,7 @@ _TOKENS = {
     "idefics3": ("<image>",),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "gemma4": ("<|image|>", "<|video|>"),
+    "lfm2_vl": ("<image>",),
     "lighton_ocr": ("<|image_pad|>",),
     "mistral3": ("[IMG]",),
     "smolvlm": ("<image>", "<video>"),

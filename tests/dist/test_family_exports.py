@@ -42,6 +42,9 @@ IN_SUITE = [
     ("idefics3", "lora", (2, 1, 2), "full"),
     ("smolvlm", "full", (2, 3, 2, "colocated"), "none"),
     ("lighton_ocr", "full", (1, 1, 1, 2, 2), "none"),
+    # Parts of one picture on several ranks, convolutions by their columns.
+    ("lfm2_vl", "lora", (2, 1, 2), "none"),
+    ("lfm2_vl", "full", (2, 3, 2, "colocated"), "selective"),
     ("mistral3", "projector", (2, 1, 2), "full"),
     ("mistral3-ministral3", "full", (1, 1, 1, 2, 2), "selective"),
     ("internvl", "frozen-encoder", (1, 1, 1), "full"),

@@ -82,7 +82,8 @@ def shard(model, num_ranks, whole_components, is_shared=True):
             for tower in towers:
                 fully_shard(tower, mesh=mesh)
         for projector in ("multi_modal_projector", "vision_projection", "projector", "connector"):
-            if hasattr(model.model, projector):
+            # LFM2-VL's model calls its projector once a tile.
+            if hasattr(model.model, projector) and model.config.model_type != "lfm2_vl":
                 fully_shard(getattr(model.model, projector), mesh=mesh)
         # The model embeds before it calls the backbone.
         fully_shard(backbone_of(model).embed_tokens, mesh=mesh)

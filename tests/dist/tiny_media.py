@@ -84,6 +84,15 @@ def microbatch(name, media, seed, num_text=7):
     elif name == "llava" and media:
         arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
         ids = [MEDIA_TOKEN] * (16 * media)
+    elif name == "lfm2_vl" and media:
+        # Rows and columns of patches of each tile, filled up to the largest that there may be.
+        counts, most = [rows * columns for rows, columns in media], 40
+        mask = (torch.arange(most)[None] < torch.tensor(counts)[:, None]).int()
+        pixels = torch.randn(len(media), most, 3 * 14 * 14, generator=generator)
+        arguments["pixel_values"] = pixels * mask[..., None]
+        arguments["pixel_attention_mask"] = mask
+        arguments["spatial_shapes"] = torch.tensor(media)
+        ids = [MEDIA_TOKEN] * (sum(counts) // 4)
     elif name in ("mistral3", "lighton_ocr") and media:
         # Padded to the largest, as the processor gives pictures.
         height, width = (max(size[axis] for size in media) for axis in (0, 1))
@@ -192,6 +201,11 @@ STEPS["llava"] = STEPS["gemma3"] = STEPS["internvl"]
 STEPS["lighton_ocr"] = STEPS["mistral3"] = [
     [[(112, 84), (28, 56)], [], [(84, 28)], [(56, 56), (28, 28)]],
     [[], [(56, 112)], [], []],
+    [[], [], [], []],
+]
+STEPS["lfm2_vl"] = [
+    [[(4, 4), (4, 4), (6, 4)], [], [(6, 6)], [(4, 4), (2, 4)]],
+    [[], [(4, 6)], [], []],
     [[], [], [], []],
 ]
 STEPS["idefics3"] = STEPS["smolvlm"] = STEPS["internvl"]

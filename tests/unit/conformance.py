@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import wave
 from functools import cached_property
@@ -123,7 +124,7 @@ class Medium:
         self.grid = MediaGrid(
             "multi_image" if several else self.kind, shape.num_tiles, self.height, self.width, shape.feature_tokens,
             patches=shape.patches, sampled_fps=self.fps if self.kind == "video" else None,
-            last_segment_tokens=shape.segments[-1][1],
+            last_patches=shape.last_patches, last_segment_tokens=shape.segments[-1][1],
         )  # fmt: skip
 
     @property
@@ -218,9 +219,8 @@ class Conversation:
                 frames = frames[each * run.first_tile : each * (run.first_tile + run.grid.num_tiles)]
                 found.append(self.adapter.pixels(medium.file, whole.kind, frames, run.grid))
             else:
-                each = whole.num_inputs // whole.num_tiles
-                first = each * run.first_tile
-                found.append(medium.inputs[first : first + each * run.grid.num_tiles])
+                first = run.first_tile * math.prod(whole.patches or (1,))
+                found.append(medium.inputs[first : first + run.grid.num_inputs])
         return torch.cat(found) if found else torch.empty(0, *self.adapter.input_shape)
 
 

@@ -42,6 +42,9 @@ _GLM_VIDEOS = {
     "do_sample_frames": False,
 }
 _SHUFFLED = {"size": {"longest_edge": 168}, "max_image_size": {"longest_edge": 56}}
+_LFM2_IMAGES = {
+    "encoder_patch_size": 14, "min_image_tokens": 4, "max_image_tokens": 9, "max_tiles": 4, "tile_size": 56, **_MEAN,
+}  # fmt: skip
 _TILE_56 = {"size": {"height": 56, "width": 56}, **_MEAN}
 IMAGES = {
     "text": [],
@@ -106,6 +109,8 @@ SETTINGS = {
     "internvl-llama": (_tiny("internvl-llama", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
     "internvl-qwen3": (_tiny("internvl-qwen3", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
     "internvl-qwen3_moe": (_tiny("internvl-qwen3_moe", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
+    # Pictures of 4 to 9 features, larger ones in 2 to 4 tiles of 4 features.
+    "lfm2_vl": (_tiny("lfm2_vl", image_token_id=IMAGE), _LFM2_IMAGES, None, {**IMAGES, "large image": [("image", 230, 150)]}),
     "lighton_ocr": (_tiny("lighton_ocr", image_token_id=IMAGE), {"size": {"longest_edge": 140}, "patch_size": 14, **_MEAN}, None, IMAGES),
     "mistral3": (_tiny("mistral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
     "mistral3-ministral3": (_tiny("mistral3-ministral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),

@@ -196,6 +196,25 @@ CONFIGS = {
         "text_config": {**VL_TEXT, "model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
         "tie_word_embeddings": False,
     },
+    "lfm2_vl": {
+        "model_type": "lfm2_vl",
+        "vision_config": {
+            **{name: value for name, value in TILES.items() if name != "image_size"},
+            "model_type": "siglip2_vision_model",
+            "num_patches": 16,
+            "vision_use_head": False,
+        },
+        "text_config": {
+            **QWEN2,
+            "model_type": "lfm2",
+            # 2/3 of it are 73, rounded up to 80.
+            "intermediate_size": 110,
+            "block_multiple_of": 16,
+            "conv_L_cache": 3,
+            "layer_types": ["conv", "conv", "full_attention"],
+        },
+        "projector_hidden_size": 40,
+    },
     "lighton_ocr": {
         "model_type": "lighton_ocr",
         "vision_config": {**PIXTRAL, "model_type": "pixtral"},

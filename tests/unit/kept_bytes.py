@@ -9,6 +9,11 @@ def has_linear_attention(name):
     return name.startswith("qwen3_5")
 
 
+def has_short_convolution(name):
+    """Whether layers of the backbone have a short convolution: all but the last."""
+    return name == "lfm2_vl"
+
+
 def has_windows(name):
     """Whether the first layer of the backbone sees a window, and the last all tokens before."""
     return name.startswith("gemma")

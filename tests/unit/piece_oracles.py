@@ -44,6 +44,12 @@ def encoder_inputs(name, model):
         with torch.no_grad():
             found = inner.get_image_features(patches, grid).pooler_output
         return patches.flatten(1), torch.cat(found)
+    if name == "lfm2_vl":
+        patches, counts = torch.randn(2, 24, 3 * 14 * 14), torch.tensor([24, 8])
+        sizes, mask = torch.tensor([(6, 4), (2, 4)]), torch.arange(24)[None] < counts[:, None]
+        with torch.no_grad():
+            found = inner.get_image_features(patches, sizes, mask.int()).pooler_output
+        return patches[mask], torch.cat(found)
     if name.startswith(("mistral3", "lighton")):
         pixels, sizes = torch.randn(2, 3, 70, 56), [(70, 28), (28, 56)]
         with torch.no_grad():

@@ -39,6 +39,18 @@ REAL = {
         "tie_word_embeddings": False,
     },
     # PaddlePaddle/PaddleOCR-VL: the backbone's fields stand at the top.
+    # LFM2-VL-450M.
+    "lfm2_vl": {
+        "vision_config": {"model_type": "siglip2_vision_model", "vision_use_head": False},
+        "text_config": {
+            "model_type": "lfm2",
+            "hidden_size": 1024,
+            "intermediate_size": 6656,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        },
+    },
     "paddleocr_vl": {
         "hidden_size": 1024,
         "intermediate_size": 3072,

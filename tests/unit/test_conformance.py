@@ -181,6 +181,9 @@ def test_what_the_encoder_reads_is_what_the_processor_gives(family):
                 assert torch.equal(ours, theirs[real])
                 compared += 1
                 continue
+            elif adapter.family == "lfm2_vl":
+                # Each tile is filled up to the largest.
+                theirs = theirs[arguments["pixel_attention_mask"].bool()]
             elif adapter.family in ("mistral3", "lighton_ocr"):
                 assert ours.shape[0] == sum(medium.inputs.shape[0] for medium in media)
                 for medium, padded, (height, width) in zip(

@@ -1,13 +1,17 @@
-"""What a layer with linear attention keeps, in the analytic model as in PyTorch."""
+"""What a layer with linear attention or a short convolution keeps, in the analytic model as in PyTorch."""
 
+import functools
 import json
 
 import pytest
 import torch
 from flop_configs import CONFIGS
-from test_flops import build, has_linear_attention, kept_bytes, llm_layer
+from flop_modules import build, llm_layer
+from kept_bytes import has_linear_attention, has_short_convolution, kept_bytes
+from transformers.models.lfm2 import modeling_lfm2
 
 from dflop._native import testing
+from dflop.models.delta_rule import CONVOLUTION, keep_samples_apart
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,3 +56,21 @@ def test_a_layer_with_linear_attention_keeps_what_the_rule_says(name, dtype, mon
     finally:
         layer.to(torch.float32)
         build(name).config.text_config._experts_implementation = "eager"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if has_short_convolution(name)])
+def test_a_layer_with_a_short_convolution_keeps_what_the_rule_says(name, dtype):
+    """In a pack, as in training: what the samples' convolutions gave is put side by side."""
+    keep_samples_apart(modeling_lfm2, (CONVOLUTION,))
+    ran = llm_layer(name, tokens=14, copies=1, is_other=True)
+    layer, sizes = ran.parts[0], [3, 1, 10]
+    ran.run = functools.partial(ran.run, segment_tokens=sizes)
+    ours = testing.module_activation_bytes(
+        json.dumps(CONFIGS[name]), "llm_conv_layer", sizes, value_bytes=dtype.itemsize
+    )
+    try:
+        layer.to(dtype)
+        assert kept_bytes(ran, dtype) == ours
+    finally:
+        layer.to(torch.float32)

@@ -7,7 +7,9 @@ import json
 import pytest
 import torch
 from flop_configs import CONFIGS
-from test_flops import Ran, build, kept_besides, kept_bytes, llm_layer, operations
+from flop_modules import Ran, build, llm_layer
+from kept_bytes import kept_besides, kept_bytes
+from test_flops import operations
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,7 +18,7 @@ from dflop.models.adapters import add_adapters, is_adapter
 from dflop.profiling.families.lora import add_adapters as add_measured
 
 RANK = 3
-LAYERS = ("llm_layer", "llm_linear_layer", "llm_sliding_layer", "llm_dense_layer")
+LAYERS = ("llm_layer", "llm_linear_layer", "llm_sliding_layer", "llm_conv_layer", "llm_dense_layer")
 FAMILIES = [name for name in CONFIGS if " " not in name]
 
 

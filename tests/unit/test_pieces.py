@@ -15,7 +15,6 @@ from tiny_families import (
     TEXT,
     TINY,
     VOCABULARY,
-    WITH_EXPERTS,
     hugging_face_model,
     some_segments,
     tiny,
@@ -32,19 +31,16 @@ from dflop.models.families.gemma4 import positions_of
 from dflop.models.families.mistral3 import bounds_of
 from dflop.models.families.paddleocr_vl import bounds_of as bounds_of_pages
 from dflop.models.families.paddleocr_vl import lay_out_pages
+from dflop.models.naflex import bounds_of as bounds_of_tiles
 from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.models.patch_layout import lay_out
 from dflop.models.patches import merge
-from dflop.models.sums import Sums
-from dflop.models.tensor import add_collectives
 from dflop.models.towers import backbone_of
 from dflop.profiling.families import load_pieces
 from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
-ONE_GATE = ("glm4v", "glm46v", "glm_ocr")
-"""Families whose MLP has one map for gate and up."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,7 +124,11 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
         # Its features are those of the last layer but one.
         stack.layers = stack.layers[: pieces["encoder_layer"].count]
     with torch.no_grad():
-        if name.startswith(("mistral3", "lighton")):
+        if name == "lfm2_vl":
+            tiles = [(6, 4), (2, 4)]
+            hidden = stack(embedding(inputs, tiles), bounds_of_tiles(tiles, CPU))
+            found = projector(hidden, tiles)
+        elif name.startswith(("mistral3", "lighton")):
             pictures = [(5, 2), (2, 4)]
             hidden = embedding(inputs, pictures)
             found = projector(stack(hidden, bounds_of(stack.rotary, pictures, hidden)), pictures)
@@ -268,6 +268,7 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
         ("glm4v_moe", 107_710_933_120 - 45 * 128 + (129 * 3 * 1_408 + 128 - 3 * 10_944) * 4_096),
         # Without what its class does not read, pooling head and second table; embedding and head each count.
         ("paddleocr_vl", 958_588_736 - 15_238_352 - 32_768 * 1_152),
+        ("lfm2_vl", 450_822_656 + 65_536 * 1_024),
         ("qwen2_vl", 8_291_375_616),
         ("qwen2_5_vl", 8_292_166_656),
         # As Hugging Face's thinker counts them.
@@ -292,6 +293,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
         "internvl": 24,
         "glm4v": 24,
         "glm_ocr": 24,
+        "lfm2_vl": 12,
         "paddleocr_vl": 27,
         "glm4v_moe": 24,
         "smolvlm": 27,
@@ -308,6 +310,7 @@ def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published
     backbone = {
         "glm4v": 40,
         "glm_ocr": 16,
+        "lfm2_vl": 16,
         "paddleocr_vl": 18,
         "glm4v_moe": 46,
         "smolvlm": 24,
@@ -367,110 +370,12 @@ def test_segments_that_no_picture_has_are_refused(tmp_path):
         piece.prepare(nn.Identity(), [], WHOLE)
 
 
-@pytest.mark.some(12)
-@pytest.mark.parametrize("name", TINY)
-def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, name):
-    lora = PieceSettings(CPU, torch.float32, lora_rank=3)
-    pieces, _ = tiny(tmp_path, name)
-    for part in ("llm_embedding", "llm_layer", "llm_head"):
-        piece = pieces[part]
-        module = piece.build(lora)
-        piece.prepare(module, [6, 2], lora).forward().sum().backward()
-        trained = {key for key, value in module.named_parameters() if value.grad is not None}
-        adapters = {key for key, value in module.named_parameters() if "lora_" in key}
-        assert trained == adapters == {key for key, value in module.named_parameters() if value.requires_grad}
-        # A and B on seven maps of three layers; experts have none, and GLM has one map for gate and up.
-        maps = 3 * (4 if name in WITH_EXPERTS and "gemma4" not in name else 6 if name in ONE_GATE else 7)
-        if name.startswith("qwen3_5"):
-            # Linear attention has five maps instead of four. What all tokens read beside experts has four.
-            maps += 2 + (3 * 4 if name in WITH_EXPERTS else 0)
-        # Three of the expert that all tokens read.
-        maps += 9 * (name == "glm4v_moe")
-        # Where its layers see all tokens, keys are values too.
-        maps -= name.startswith("gemma4")
-        assert len(adapters) == (2 * maps if part == "llm_layer" else 0)
-    base, with_adapters = pieces["llm_layer"].build(WHOLE), pieces["llm_layer"].build(lora)
-    # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96; gate and up in one: 48 + 192.
-    mlp = 0 if name in WITH_EXPERTS and "gemma4" not in name else 240 + 144 if name in ONE_GATE else 3 * 144
-    added = 3 * 3 * (2 * 96 + 2 * 72 + mlp)
-    if name.startswith("qwen3_5"):
-        # One layer has queries with gates, two have queries, keys and values, gates, two numbers a head, and the sum.
-        added = 3 * (144 + 2 * 72 + 96 + 2 * (160 + 96 + 2 * 56 + 96))
-        # The shared expert and its gate.
-        added += 3 * 3 * (3 * (48 + 40) + 49 if name in WITH_EXPERTS else 3 * 144)
-    added += 3 * 3 * 3 * (48 + 32) * (name == "glm4v_moe")
-    # One layer has queries and output 48 + 64, keys 48 + 16, no values.
-    added += 3 * (2 * 112 + 64 - 2 * 96 - 2 * 72) * name.startswith("gemma4")
-    assert sum(p.numel() for p in with_adapters.parameters()) == added + sum(
-        p.numel() for p in base.parameters()
-    )
-
-
-@pytest.mark.some(8)
-@pytest.mark.parametrize("name", TINY)
-def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
-    pieces, _ = tiny(tmp_path, name)
-    half = PieceSettings(CPU, torch.float32, tensor_parallel_degree=2)
-    quarter = PieceSettings(CPU, torch.float32, tensor_parallel_degree=4)
-    # Two heads of keys and values: one each on two ranks, the same one on two of four.
-    for settings, heads, shape in ((half, (2, 1), (24, 12, 48)), (quarter, (1, 1), (12, 12, 24))):
-        kind = pieces["llm_layer"].attention(settings)
-        assert (kind.num_heads, kind.num_key_value_heads) == heads
-        assert kind.is_causal
-        module = pieces["llm_layer"].build(settings)
-        # Of Qwen3.5 the last has full attention.
-        layer = module.layers[-1] if name.startswith("qwen3_5") else module.layers[0]
-        # Its queries come with their gates.
-        gates = 2 if name.startswith("qwen3_5") else 1
-        found = (layer.self_attn.q_proj.out_features // gates, layer.self_attn.k_proj.out_features)
-        assert found == shape[:2]
-        if name in WITH_EXPERTS:
-            # 6 experts, 32 wide; gates and the others are one parameter.
-            experts = getattr(layer, "experts", None) or layer.mlp.experts
-            assert experts.gate_up_proj.shape == (6, 64 // settings.tensor_parallel_degree, 48)
-        if name in WITH_EXPERTS and not hasattr(layer, "experts"):
-            continue
-        first = layer.mlp.gate_up_proj if name in ONE_GATE else layer.mlp.gate_proj
-        assert first.out_features // (1 + (name in ONE_GATE)) == shape[2]
-    assert pieces["llm_embedding"].build(half).embed_tokens.weight.shape == (150, 48)
-    assert pieces["llm_head"].build(half).lm_head.weight.shape == (150, 48)
-    for piece in pieces.values():
-        if (name, piece.name) == ("internvl-llama", "encoder_layer"):
-            with pytest.raises(ProfileError, match="`vision_config.use_qk_norm` is True, must be false"):
-                piece.build(half)
-            continue
-        for settings in (half, quarter):
-            module = piece.build(settings)
-            # One rank's rows between the cut maps, as it is measured alone.
-            add_collectives(module, Sums(None, settings.tensor_parallel_degree))
-            piece.prepare(module, some_segments(piece)[-1], settings).forward().sum().backward()
-
-
 def test_attention_of_encoders_is_told_where_segments_vary(tmp_path):
     kind = tiny(tmp_path, "qwen2_5_vl")[0]["encoder_layer"].attention(WHOLE)
     assert (kind.num_heads, kind.head_size, kind.is_causal) == (4, 8, False)
     assert tiny(tmp_path, "qwen2_5_vl")[0]["encoder_window_layer"].attention(WHOLE) is None
     for name in ("internvl", *OF_SOUND):
         assert tiny(tmp_path, name)[0]["encoder_layer"].attention(WHOLE) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "part", "degree", "field"),
-    [
-        ("qwen2_5_vl", "llm_layer", 8, "`text_config.num_attention_heads` is 28"),
-        ("qwen2_5_vl", "encoder_layer", 8, "`vision_config.intermediate_size` is 3420"),
-        ("qwen2_audio", "encoder_layer", 8, "`audio_config.encoder_attention_heads` is 20"),
-        ("audioflamingo3", "encoder_layer", 8, "`audio_config.num_attention_heads` is 20"),
-        ("voxtral", "encoder_layer", 8, "`audio_config.num_attention_heads` is 20"),
-        ("qwen2_5_omni", "sound_layer", 8, "`audio_config.encoder_attention_heads` is 20"),
-        ("internvl", "llm_layer", 3, "`text_config.num_attention_heads` is 32"),
-    ],
-)
-def test_what_cannot_be_cut_is_named(tmp_path, name, part, degree, field):
-    pieces = {p.name: p for p in load_pieces(write_config(tmp_path, name, REAL[name]))}
-    message = f"{field}, must be a multiple of the tensor parallel degree {degree}"
-    with pytest.raises(ProfileError, match=message):
-        pieces[part].build(PieceSettings(CPU, torch.float32, tensor_parallel_degree=degree))
 
 
 def test_configurations_that_are_not_built_are_named(tmp_path):

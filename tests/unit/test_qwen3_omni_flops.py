@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flop_configs import EXPERTS, QWEN3_TEXT, QWEN3_VISION
-from test_flops import Ran, kept_bytes, operations
+from flop_modules import Ran
+from kept_bytes import kept_bytes
+from test_flops import operations
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tiny_lfm2 import LFM2_VL
+
 VOCABULARY = 300
 TEXT = {
     "hidden_size": 48,
@@ -240,6 +242,7 @@ TINY = {
         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
         "tie_word_embeddings": False,
     },
+    "lfm2_vl": LFM2_VL,
     "lighton_ocr": {
         "vision_config": _PIXTRAL,
         "text_config": {**TEXT, "model_type": "qwen3", "head_dim": 12},

@@ -9,6 +9,9 @@ pub const LINEAR_LAYER: &str = "llm_linear_layer";
 /// A layer whose attention stays within a window, where other layers have attention over all tokens before. A model profile
 /// has the mean of both as its `llm_layer`.
 pub const SLIDING_LAYER: &str = "llm_sliding_layer";
+/// A layer with a short convolution, where other layers have attention. A model profile has the mean of both as its
+/// `llm_layer`.
+pub const CONV_LAYER: &str = "llm_conv_layer";
 /// A layer without experts, one of the first, where the other layers have them. In a model profile each counts as one
 /// `llm_layer` more: their mean would be too little for every stage but that of these layers.
 pub const DENSE_LAYER: &str = "llm_dense_layer";
@@ -18,7 +21,7 @@ pub(super) const ENCODER_LAYERS: [&str; 3] =
 /// What has a row for each word of the vocabulary.
 pub(super) const VOCABULARY: [&str; 2] = ["llm_embedding", "llm_head"];
 /// All kinds of layers of the backbone.
-pub(super) const LLM_LAYERS: [&str; 4] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER, DENSE_LAYER];
+pub(super) const LLM_LAYERS: [&str; 5] = ["llm_layer", LINEAR_LAYER, SLIDING_LAYER, CONV_LAYER, DENSE_LAYER];
 
 /// How a norm is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,6 +152,8 @@ pub struct Projector {
     pub norm: Option<(NormKind, bool)>,
     /// Whether another norm of this kind is run right behind it, over the same tokens.
     pub has_second_norm: bool,
+    /// Whether a layer norm over merged tokens follows.
+    pub has_merged_norm: bool,
     /// Encoder tokens that become one feature by standing side by side.
     pub merged_tokens: u64,
     /// Encoder tokens that become one feature by their mean, before the norm; with `pooled_norm` after it.
@@ -219,6 +224,15 @@ pub struct LinearAttention {
     pub key_size: u64,
     /// Width of a head of values.
     pub value_size: u64,
+    /// Tokens that the convolution reads for each.
+    pub kernel: u64,
+}
+
+/// Layers of the backbone that have a gated short convolution in place of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShortConv {
+    /// How many of the backbone's layers are such.
+    pub num_layers: u64,
     /// Tokens that the convolution reads for each.
     pub kernel: u64,
 }
@@ -303,6 +317,8 @@ pub struct Llm {
     pub has_output_gate: bool,
     /// Those of its layers that have linear attention; `None`: no layer has.
     pub linear: Option<LinearAttention>,
+    /// Those of its layers that have a short convolution; `None`: no layer has.
+    pub conv: Option<ShortConv>,
     /// Those of its layers whose attention stays within a window; `None`: no layer's does.
     pub sliding: Option<SlidingAttention>,
     /// Heads of the layers that see all tokens, where they are others; `None`: all layers have the same.
@@ -353,6 +369,7 @@ impl Architecture {
             ("LLM", degrees[1], self.llm.num_heads, if self.llm.has_mlp() { self.llm.mlp_width } else { 0 });
         let [expert_width, shared_width] =
             self.llm.experts.map_or([0; 2], |experts| [experts.width, experts.shared_width]);
+        let columns = self.llm.conv.map_or(0, |_| self.llm.width);
         let key_heads = self.llm.linear.map_or(0, |linear| linear.num_key_heads);
         for (component, degree, num_heads, mlp_width) in encoders.chain([llm]) {
             let degree = u64::from(degree.unwrap_or(1)).max(1);
@@ -360,6 +377,7 @@ impl Architecture {
             let counts = [
                 ("attention heads", num_heads),
                 ("heads of keys in its linear attention", of_llm(key_heads)),
+                ("columns in its convolutions", of_llm(columns)),
                 ("columns in its MLP", mlp_width),
                 ("columns in each of its experts", of_llm(expert_width)),
                 ("columns in the expert that all tokens read", of_llm(shared_width)),

@@ -10,7 +10,7 @@ use crate::pass::Pass;
 use crate::product::{Cut, Product};
 
 impl Llm {
-    fn module(&self, name: &'static str, count: u64, kinds: Vec<Kind>) -> Module {
+    pub(super) fn module(&self, name: &'static str, count: u64, kinds: Vec<Kind>) -> Module {
         Module {
             name,
             count,
@@ -34,11 +34,12 @@ impl Llm {
     }
 
     /// A layer with full attention; the backbone may have others ([`Llm::linear_layer`], [`Llm::sliding_layer`],
-    /// [`Llm::dense_layer`]).
+    /// [`Llm::conv_layer`], [`Llm::dense_layer`]).
     pub(super) fn layer(&self) -> Module {
         let others = [
             self.linear.map(|linear| linear.num_layers),
             self.sliding.map(|sliding| sliding.num_layers),
+            self.conv.map(|conv| conv.num_layers),
             self.experts.map(|experts| experts.num_dense_layers),
         ];
         let num_others: u64 = others.into_iter().flatten().sum();
@@ -140,7 +141,7 @@ impl Llm {
             product(values, false),
             product(heads, false),
             product(heads, false),
-            Kind::Convolution(Convolution { width: mixed, kernel: linear.kernel }),
+            Kind::Convolution(Convolution { width: mixed, kernel: linear.kernel, has_activation: true }),
             // How much of a value is written (sigmoid), and how much of the state is left (softplus, times a learnt rate).
             cut_pass(wide_pass(pass(heads, 12, 16, 1, 7, 9), 2)),
             Kind::DeltaRule(rule),
@@ -161,7 +162,7 @@ impl Llm {
     }
 
     /// From the sum with what came in to the end of the layer.
-    fn after_attention(&self) -> Vec<Operation> {
+    pub(super) fn after_attention(&self) -> Vec<Operation> {
         let after = || self.has_norm_after.then_some(Kind::Norm(self.norm, self.width));
         let between = [residual(self.width), Kind::Norm(self.norm, self.width)];
         let mut operations = each(after().into_iter().chain(between).collect());

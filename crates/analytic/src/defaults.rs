@@ -386,3 +386,24 @@ pub(super) const QWEN3_OMNI_TEXT: &[(&str, u64)] = &[
     ("num_experts_per_tok", 8),
     ("num_experts", 128),
 ];
+/// `Siglip2VisionConfig` (`models/siglip2/configuration_siglip2.py`).
+pub(super) const SIGLIP2: &[(&str, u64)] = &[
+    ("hidden_size", 768),
+    ("intermediate_size", 3_072),
+    ("num_hidden_layers", 12),
+    ("num_attention_heads", 12),
+    ("num_channels", 3),
+    ("patch_size", 16),
+    ("num_patches", 256),
+];
+/// `Lfm2Config` (`models/lfm2/configuration_lfm2.py`); an absent `head_dim` is the width over the heads.
+pub(super) const LFM2: &[(&str, u64)] = &[
+    ("vocab_size", 65_536),
+    ("hidden_size", 2_560),
+    ("intermediate_size", 12_288),
+    ("num_hidden_layers", 32),
+    ("num_attention_heads", 32),
+    ("num_key_value_heads", 8),
+    ("conv_L_cache", 3),
+    ("block_multiple_of", 256),
+];

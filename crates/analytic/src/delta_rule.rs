@@ -3,13 +3,15 @@
 
 use crate::work::{Phase, Work};
 
-/// A causal convolution of each column with weights of its own, and the activation behind it.
+/// A causal convolution of each column with weights of its own, and an activation behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Convolution {
     /// Columns.
     pub width: u64,
     /// Tokens that are read for each.
     pub kernel: u64,
+    /// Whether an activation function stands behind it.
+    pub has_activation: bool,
 }
 
 impl Convolution {
@@ -23,8 +25,10 @@ impl Convolution {
         let rows: u64 = segments.iter().map(|tokens| tokens + self.kernel - 1).sum();
         // It reads and writes, and so does the activation; what they read is kept for the backward.
         let (moves, kernels) = match phase {
-            Phase::Forward => (4, 2),
-            Phase::Input => (6, 3),
+            Phase::Forward if self.has_activation => (4, 2),
+            Phase::Forward => (2, 1),
+            Phase::Input if self.has_activation => (6, 3),
+            Phase::Input => (3, 2),
             Phase::Weight => (2, 2),
         };
         let values = u128::from(rows) * u128::from(self.width);

@@ -29,12 +29,13 @@ mod product;
 mod projector;
 mod read;
 mod roofline;
+mod short_conv;
 mod utilization;
 mod work;
 
 pub use architecture::{
-    Architecture, DENSE_LAYER, Encoder, LINEAR_LAYER, LinearAttention, Llm, MlpKind, NormKind, Patches,
-    Projector, Router, SLIDING_LAYER, SlidingAttention,
+    Architecture, CONV_LAYER, DENSE_LAYER, Encoder, LINEAR_LAYER, LinearAttention, Llm, MlpKind, NormKind,
+    Patches, Projector, Router, SLIDING_LAYER, ShortConv, SlidingAttention,
 };
 pub use catalogue::{CatalogueModel, catalogue, catalogue_model};
 pub use error::AnalyticError;

@@ -168,6 +168,7 @@ impl Architecture {
         modules.extend([self.llm.embedding(), self.llm.layer()]);
         modules.extend(self.llm.linear_layer());
         modules.extend(self.llm.sliding_layer());
+        modules.extend(self.llm.conv_layer());
         modules.extend(self.llm.dense_layer());
         modules.push(self.llm.head());
         modules

@@ -68,7 +68,7 @@ pub enum Kind {
         /// Its phase: F or I.
         phase: Phase,
     },
-    /// The convolution of linear attention.
+    /// The convolution of linear attention, or that in place of attention.
     Convolution(Convolution),
     /// The recurrence of linear attention.
     DeltaRule(DeltaRule),
@@ -308,7 +308,9 @@ impl Operation {
             }
             // Queries, keys and values; the scores that the second product reads are a pass's.
             Kind::Scores(attention) => attention.qkv_width() * size,
-            Kind::Convolution(convolution) => 2 * convolution.width * size,
+            Kind::Convolution(convolution) => {
+                (1 + u64::from(convolution.has_activation)) * convolution.width * size
+            }
             Kind::DeltaRule(rule) => rule.kept_bytes(size),
             Kind::Pass(pass) => pass.width * (pass.kept * size + pass.kept_float32 * 4),
             Kind::Loss { classes, is_capped } => 4 * classes * (1 + u64::from(is_capped)),

@@ -33,6 +33,9 @@ impl Architecture {
             let norm = Operation { rows: norm_rows, kind: Kind::Norm(kind, norm_width) };
             operations.extend(std::iter::repeat_n(norm, 1 + usize::from(projector.has_second_norm)));
         }
+        if projector.has_merged_norm {
+            operations.push(Operation { rows, kind: Kind::Norm(NormKind::Layer, width) });
+        }
         if let Some(inner) = projector.gated_width {
             // A convolution first, which is no linear map of PyTorch.
             let kinds = [

@@ -13,6 +13,7 @@ mod gemma3;
 mod gemma4;
 mod glm4v;
 mod idefics3;
+mod lfm2_vl;
 mod mistral3;
 mod paddleocr_vl;
 mod qwen2_5_omni;
@@ -23,7 +24,7 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 27] = [
+pub const FAMILIES: [&str; 28] = [
     "gemma3",
     "gemma4",
     "glm4v",
@@ -32,6 +33,7 @@ pub const FAMILIES: [&str; 27] = [
     "glm_ocr",
     "idefics3",
     "smolvlm",
+    "lfm2_vl",
     "lighton_ocr",
     "llava_onevision",
     "llava",
@@ -74,6 +76,7 @@ impl Architecture {
             "idefics3" | "smolvlm" => idefics3::read(config, found),
             "internvl" => internvl(config, false),
             "internvl_chat" => internvl(config, true),
+            "lfm2_vl" => lfm2_vl::read(config),
             "lighton_ocr" | "mistral3" => mistral3::read(config, found),
             "paddleocr_vl" => paddleocr_vl::read(config),
             "qwen2_vl" => qwen_vl(config, false, QWEN2_VL_TEXT),
@@ -165,6 +168,7 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
         rotated_size: head_size,
         has_output_gate: false,
         linear: None,
+        conv: None,
         sliding: None,
         full_heads: None,
         has_value_norm: false,
@@ -296,6 +300,7 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
     let projector = Projector {
         norm: None,
         has_second_norm: false,
+        has_merged_norm: false,
         merged_tokens: 1,
         pooled_tokens: 1,
         pooled_norm: None,
@@ -365,6 +370,7 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
     let projector = Projector {
         norm: Some((NormKind::Layer, true)),
         has_second_norm: false,
+        has_merged_norm: false,
         merged_tokens: side * side,
         pooled_tokens: 1,
         pooled_norm: None,
@@ -442,6 +448,7 @@ fn qwen_vl(
     let projector = Projector {
         norm: Some((encoder.norm, false)),
         has_second_norm: false,
+        has_merged_norm: false,
         merged_tokens: merge * merge,
         pooled_tokens: 1,
         pooled_norm: None,

@@ -244,6 +244,10 @@ fn every_model_is_estimated_with_adapters() {
             let linear = 5 * llm.width + mixed + 2 * values + 2 * one.num_value_heads;
             (one.num_layers * linear + (llm.num_layers - one.num_layers) * full) / llm.num_layers
         });
+        // A short convolution has two maps: one to both gates and what they gate, and out.
+        let attention = llm.conv.map_or(attention, |one| {
+            (one.num_layers * 6 * llm.width + (llm.num_layers - one.num_layers) * full) / llm.num_layers
+        });
         // Where one map is for gate and up, one A is too.
         let num_inputs = if llm.has_one_gate_product { 2 } else { 3 };
         let mlp = match llm.experts {
@@ -467,7 +471,7 @@ fn fields_that_transformers_fills_in_are_filled_in() {
     let refused = |change: Value| Architecture::from_config(&change).unwrap_err().to_string();
     assert_eq!(
         refused(json!({"model_type": "bert"})),
-        "config.json: `model_type` is `bert`, known are gemma3, gemma4, glm4v, glm4v_moe, glm46v, glm_ocr, idefics3, smolvlm, lighton_ocr, llava_onevision, llava, llava_next, internvl, internvl_chat, mistral3, paddleocr_vl, \
+        "config.json: `model_type` is `bert`, known are gemma3, gemma4, glm4v, glm4v_moe, glm46v, glm_ocr, idefics3, smolvlm, lfm2_vl, lighton_ocr, llava_onevision, llava, llava_next, internvl, internvl_chat, mistral3, paddleocr_vl, \
          qwen2_vl, qwen2_5_omni, qwen2_5_vl, qwen3_omni_moe, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_audio, audioflamingo3, voxtral"
     );
     assert_eq!(

@@ -337,6 +337,7 @@ fn faults_that_no_sample_has_end_the_profile() {
         frame_indices: Vec::new(),
         parts: Vec::new(),
         patches: None,
+        last_patches: None,
     };
     assert!(matches!(with(Ok(empty.clone())), Err(DataError::OfSettings { .. })));
     // By `ValueError` it refuses the medium: one of 101 samples is left out.

@@ -38,6 +38,8 @@ pub(crate) struct Media {
     #[pyo3(get)]
     patches: Option<(u32, u32)>,
     #[pyo3(get)]
+    last_patches: Option<(u32, u32)>,
+    #[pyo3(get)]
     last_segment_tokens: u32,
     #[pyo3(get)]
     sampled_fps: Option<f64>,
@@ -138,6 +140,7 @@ impl Dataset {
                     num_features: medium.shape.feature_tokens(),
                     parts: parts(&medium.shape),
                     patches: medium.shape.patches,
+                    last_patches: medium.shape.last_patches,
                     last_segment_tokens: medium.shape.segments.last().map_or(0, |group| group.tokens),
                     frame_indices: medium.shape.frame_indices,
                 },
@@ -265,6 +268,7 @@ fn encode_one(tokenizer: &ChatTokenizer, record: &str, shapes: &[Pieces]) -> PyR
             frame_indices: Vec::new(),
             parts: Vec::new(),
             patches: None,
+            last_patches: None,
         })
         .collect();
     let tokens = tokenizer
@@ -334,6 +338,7 @@ pub(crate) fn media_shape(
             .collect(),
         parts: parts(&shape),
         patches: shape.patches,
+        last_patches: shape.last_patches,
         frame_indices: shape.frame_indices,
     })
     .map_err(map(Kind::Profile))
@@ -349,4 +354,5 @@ pub(crate) struct MediaShape {
     frame_indices: Vec<u32>,
     parts: Vec<(u32, u32, u32)>,
     patches: Option<(u32, u32)>,
+    last_patches: Option<(u32, u32)>,
 }

@@ -113,5 +113,6 @@ fn shape(answer: &Bound<'_, PyAny>) -> PyResult<MediaShape> {
             .map(|(count, segments, feature_tokens)| EncoderParts { count, segments, feature_tokens })
             .collect(),
         patches: None,
+        last_patches: None,
     })
 }

@@ -43,7 +43,7 @@ const PICTURES: &[&str] = &["image", "video"];
 ///
 /// A family is added here first; the tests of `data`, `analytic` and of the two Python packages then fail until each does
 /// what its answer says.
-pub const FAMILIES: [FamilyRecord; 27] = {
+pub const FAMILIES: [FamilyRecord; 28] = {
     const fn record(
         model_type: &'static str,
         media: &'static [&'static str],
@@ -73,6 +73,7 @@ pub const FAMILIES: [FamilyRecord; 27] = {
         record("idefics3", &["image"], [YES, YES, YES, YES, YES]),
         record("internvl", PICTURES, [YES, YES, YES, YES, YES]),
         record("internvl_chat", PICTURES, [NO, YES, NO, NO, NO]),
+        record("lfm2_vl", &["image"], [YES, YES, YES, YES, YES]),
         record("lighton_ocr", &["image"], [YES, YES, YES, YES, YES]),
         record("llava", &["image"], [YES, YES, YES, YES, YES]),
         record("llava_next", &["image"], [YES, YES, YES, YES, YES]),

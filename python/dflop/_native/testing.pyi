@@ -114,6 +114,9 @@ class MediaShape:
     def patches(self) -> tuple[int, int] | None:
         """As of `Media`."""
     @property
+    def last_patches(self) -> tuple[int, int] | None:
+        """As of `Media`."""
+    @property
     def parts(self) -> list[tuple[int, int, int]]:
         """How many parts of equal size in a row, segments and features of each; group after group."""
 

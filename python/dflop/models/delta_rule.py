@@ -120,14 +120,16 @@ def has_fused_rule() -> bool:
     return hasattr(found, "chunk_gated_delta_rule")
 
 
-def keep_samples_apart(modeling: ModuleType) -> None:
-    """Wraps the two functions of a module of transformers; a second call changes nothing.
+def keep_samples_apart(modeling: ModuleType, names: Sequence[str] = (CONVOLUTION, RULE)) -> None:
+    """Wraps functions of a module of transformers; a second call changes nothing.
 
     Args:
         modeling: a module whose layers call them with the arguments that a layer gets, as in
             `transformers.models.qwen3_5.modeling_qwen3_5`.
+        names: of the functions, where the layers have not both.
     """
-    for name, dim in ((CONVOLUTION, 2), (RULE, 1)):
+    for name in names:
+        dim = 2 if name == CONVOLUTION else 1
         function = getattr(modeling, name)
         if not hasattr(function, "dflop_keeps_apart"):
             apart = _by_sample(function, dim, takes_bounds=name == RULE)

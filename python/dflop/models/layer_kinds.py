@@ -12,6 +12,8 @@ WITH_HEADS_OF_KINDS = ("gemma4_text",)
 """`model_type` of the backbones of which each kind of layers has heads of its own."""
 WITH_WINDOWS = ("gemma3_text", *WITH_HEADS_OF_KINDS)
 """`model_type` of the backbones of which some layers see a window, and whose pictures are seen whole."""
+_WITHOUT_ATTENTION = ("linear_attention", "conv")
+"""Kinds of layers that have something else in place of attention."""
 # The profiler runs so many layers at once, at most.
 _RUN_MAX = 8
 
@@ -74,6 +76,20 @@ def heads_of(text: Any, kind: str | None = None) -> tuple[int, int]:
         return own.num_key_value_heads, own.head_dim
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return text.num_key_value_heads, head_size
+
+
+def layers_that_attend(text: Any) -> list[bool]:
+    """Of each layer of a backbone, whether it has attention over the tokens of a sample, or of a window.
+
+    Args:
+        text: configuration of the backbone.
+
+    Returns:
+        One answer a layer, in order.
+    """
+    count = text.num_hidden_layers
+    kinds = (getattr(text, "layer_types", None) or [FULL] * count)[:count]
+    return [kind not in _WITHOUT_ATTENTION for kind in kinds]
 
 
 def run_like_all(text: Any) -> int:

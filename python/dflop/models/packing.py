@@ -5,8 +5,8 @@
 Shape letters: H query heads, G key and value heads, T tokens, d width of a head; the first axis is a batch of
 1. Backbones attend causally. Encoders do not; what is a sample here is for them a picture or a window of one.
 
-The function is registered in transformers, under `PACKED` and `PACKED_ENCODER`, so that its layers run it
-unchanged.
+The function is registered in transformers, under `PACKED`, `PACKED_ENCODER` and `PACKED_BY_MASK`, so that its
+layers run it unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,9 @@ PACKED = "dflop_packed"
 PACKED_ENCODER = "dflop_flash_packed"
 """The same function under a name for vision towers. They pass the bounds of segments only to functions with
 `flash` in the name; for any other they split the tokens themselves and call it once for each segment."""
+
+PACKED_BY_MASK = "dflop_packed_by_mask"
+"""The same for vision towers whose layers hand on their mask alone (SigLIP 2)."""
 
 
 def _find_varlen() -> Callable[..., Any] | None:
@@ -56,6 +59,20 @@ class TokensOfSamples(Sequence[int]):
     def __getitem__(self, place: Any) -> Any:
         """Tokens of the sample at `place`."""
         return self._tokens[place]
+
+
+class SegmentBounds(Protocol):
+    """Where segments begin and end."""
+
+    @property
+    def cu_seqlens(self) -> torch.Tensor:
+        """[M + 1] int32."""
+        ...
+
+    @property
+    def segment_tokens(self) -> Sequence[int]:
+        """Its differences."""
+        ...
 
 
 # What PyTorch's flash attention requires: widths of a head up to 256, compute capability 8 (Ampere).
@@ -275,7 +292,49 @@ def _no_mask(*_: Any, **__: Any) -> None:
     return None
 
 
-for _name in (PACKED, PACKED_ENCODER):
-    AttentionInterface.register(_name, packed_attention)
+def packed_by_mask(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: SegmentBounds,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of towers whose layers hand on nothing but a mask; see `attend_packed`.
+
+    Args:
+        module: the attention layer.
+        query: [1, H, T, d].
+        key: [1, G, T, d].
+        value: [1, G, T, d].
+        attention_mask: in place of a mask, the bounds of the segments.
+        scaling: factor on the scores.
+        dropout: probability of dropping an attention weight.
+
+    Returns:
+        out_1THd, and no weights.
+    """
+    return packed_attention(
+        module,
+        query,
+        key,
+        value,
+        None,
+        scaling,
+        dropout,
+        attention_mask.cu_seqlens,
+        attention_mask.segment_tokens,
+        is_causal=False,
+    )
+
+
+for _name, _function in (
+    (PACKED, packed_attention),
+    (PACKED_ENCODER, packed_attention),
+    (PACKED_BY_MASK, packed_by_mask),
+):
+    AttentionInterface.register(_name, _function)
     # Without this, transformers would build a T x T mask, as it does for functions that it does not know.
     AttentionMaskInterface.register(_name, _no_mask)

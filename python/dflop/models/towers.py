@@ -6,6 +6,8 @@ from typing import Any
 
 BACKBONES = ("language_model", "text_model")
 """Names of the LLM backbone, below `.model`."""
+FINAL_NORMS = ("norm", "embedding_norm")
+"""Names of the norm behind its layers; the second is that of LFM2."""
 
 
 def inner_tower(tower: Any) -> Any:
@@ -42,3 +44,15 @@ def backbone_of(whole: Any) -> Any:
         The module of that name.
     """
     return getattr(whole.model, backbone_name(whole))
+
+
+def final_norm_name(backbone: Any) -> str:
+    """The name of the norm behind the layers of the LLM backbone.
+
+    Args:
+        backbone: as `backbone_of` gives it.
+
+    Returns:
+        One of `FINAL_NORMS`.
+    """
+    return next(name for name in FINAL_NORMS if hasattr(backbone, name))

@@ -28,6 +28,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),
         has_second_norm: false,
+        has_merged_norm: false,
         merged_tokens: 1,
         pooled_tokens: encoder.unit_tokens / features,
         pooled_norm: Some(NormKind::RmsCentred),

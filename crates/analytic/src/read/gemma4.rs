@@ -70,6 +70,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
     let projector = Projector {
         norm: Some((NormKind::RmsUnscaled, false)),
         has_second_norm: false,
+        has_merged_norm: false,
         merged_tokens: 1,
         pooled_tokens: pool * pool,
         pooled_norm: None,

@@ -76,6 +76,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
     let projector = Projector {
         norm: Some((NormKind::Rms, false)),
         has_second_norm: false,
+        has_merged_norm: false,
         merged_tokens: merge * merge,
         pooled_tokens: 1,
         pooled_norm: None,

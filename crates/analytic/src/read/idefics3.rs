@@ -19,6 +19,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),
         has_second_norm: false,
+        has_merged_norm: false,
         merged_tokens: scale * scale,
         pooled_tokens: 1,
         pooled_norm: None,

@@ -54,6 +54,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),
         has_second_norm: true,
+        has_merged_norm: false,
         merged_tokens: merge * merge,
         pooled_tokens: 1,
         pooled_norm: None,

@@ -110,6 +110,7 @@ pub(super) fn sounds(audio: &Section, llm_width: u64) -> Result<(Encoder, Projec
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),
         has_second_norm: false,
+        has_merged_norm: false,
         merged_tokens: 1,
         pooled_tokens: 2,
         num_dropped_tokens: 0,

@@ -70,6 +70,7 @@ pub(super) fn tower(
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),
         has_second_norm: false,
+        has_merged_norm: false,
         merged_tokens: merge * merge,
         pooled_tokens: 1,
         pooled_norm: None,

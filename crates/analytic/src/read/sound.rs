@@ -73,6 +73,7 @@ fn size_name(audio: &Section, index: usize) -> &'static str {
 const POOLING: Projector = Projector {
     norm: Some((NormKind::Layer, false)),
     has_second_norm: false,
+    has_merged_norm: false,
     merged_tokens: 1,
     pooled_tokens: 2,
     pooled_norm: None,

@@ -319,7 +319,7 @@ pub(crate) struct Probe {
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// Also print the shape that the file has for a model family with its default settings: gemma4, glm4v,
-    /// glm4v_moe, glm46v, glm_ocr, llava_onevision, mistral3, paddleocr_vl, qwen2_vl or qwen2_5_vl (other
+    /// glm4v_moe, glm46v, glm_ocr, lfm2_vl, llava_onevision, mistral3, paddleocr_vl, qwen2_vl or qwen2_5_vl (other
     /// families have no default settings: use --model)
     #[arg(long, value_name = "MODEL_TYPE")]
     pub(crate) family: Option<String>,

@@ -313,6 +313,7 @@ mod tests {
             frame_indices,
             parts: Vec::new(),
             patches: None,
+            last_patches: None,
         }
     }
 

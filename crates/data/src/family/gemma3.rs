@@ -107,6 +107,7 @@ impl Family for Gemma3 {
             frame_indices: Vec::new(),
             parts: vec![EncoderParts { count: squares, segments: 1, feature_tokens: self.num_features }],
             patches: None,
+            last_patches: None,
         })
     }
 

@@ -96,6 +96,7 @@ impl Geometry {
             frame_indices: frames,
             parts: vec![EncoderParts { count, segments: 1, feature_tokens: rows * columns }],
             patches: Some(sides),
+            last_patches: None,
         }
     }
 }

@@ -148,7 +148,15 @@ impl InternVl {
     fn shape(&self, num_tiles: u32, pieces: Vec<Piece>, frame_indices: Vec<u32>) -> MediaShape {
         let segments = vec![EncoderSegments::of(num_tiles, self.tile_tokens)];
         let tile = EncoderParts { count: num_tiles, segments: 1, feature_tokens: self.tile_features };
-        MediaShape { num_tiles, segments, pieces, frame_indices, parts: vec![tile], patches: None }
+        MediaShape {
+            num_tiles,
+            segments,
+            pieces,
+            frame_indices,
+            parts: vec![tile],
+            patches: None,
+            last_patches: None,
+        }
     }
 
     /// Columns and rows of the grid whose aspect ratio is nearest (`get_optimal_tiled_canvas`); of equally near ones

@@ -72,6 +72,7 @@ impl Family for LightonOcr {
             frame_indices: Vec::new(),
             parts: Vec::new(),
             patches: Some((rows, columns)),
+            last_patches: None,
         })
     }
 

@@ -67,6 +67,7 @@ impl From<TileShape> for MediaShape {
             frame_indices: Vec::new(),
             parts: Vec::new(),
             patches: None,
+            last_patches: None,
         }
     }
 }

@@ -76,6 +76,7 @@ impl Family for Mistral3 {
             frame_indices: Vec::new(),
             parts: Vec::new(),
             patches: Some(sides),
+            last_patches: None,
         })
     }
 

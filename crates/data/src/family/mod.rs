@@ -14,6 +14,7 @@ mod glm4v_video;
 mod idefics3;
 mod internvl;
 mod internvl_video;
+mod lfm2_vl;
 mod lighton_ocr;
 mod llava;
 mod llava_next;
@@ -41,6 +42,7 @@ pub use gemma4::Gemma4;
 pub use glm4v::Glm4v;
 pub use idefics3::Idefics3;
 pub use internvl::InternVl;
+pub use lfm2_vl::Lfm2Vl;
 pub use lighton_ocr::LightonOcr;
 pub use llava::Llava;
 pub use llava_next::LlavaNext;
@@ -130,6 +132,8 @@ pub struct MediaShape {
     /// Rows and columns of patches of a tile, where pictures keep their own resolution. Beside such pictures: of a window of
     /// sound, how many rows it is to the encoder, and 1.
     pub patches: Option<(u32, u32)>,
+    /// Rows and columns of patches of the last tile, where it may differ: a thumbnail behind tiles of one size.
+    pub last_patches: Option<(u32, u32)>,
 }
 
 impl MediaShape {
@@ -226,7 +230,7 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 26] = [
+const FAMILIES: [(&str, Maker); 27] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("gemma4", |files| Gemma4::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
@@ -238,6 +242,7 @@ const FAMILIES: [(&str, Maker); 26] = [
         InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
             .map(|f| Box::new(f) as _)
     }),
+    ("lfm2_vl", |files| Lfm2Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("lighton_ocr", |files| LightonOcr::from_files(files).map(|f| Box::new(f) as _)),
     ("llava", |files| Llava::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)),
     ("llava_next", |files| {

@@ -122,6 +122,7 @@ impl Qwen25Omni {
             parts: EncoderParts::joined(parts.into_iter().filter(|part| part.count > 0)),
             // What the encoder reads of a window: a row of two mel frames for each token, the last window filled up.
             patches: Some((each, 1)),
+            last_patches: None,
         })
     }
 }

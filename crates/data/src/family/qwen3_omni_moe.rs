@@ -128,6 +128,7 @@ impl Qwen3OmniMoe {
             ),
             // What the encoder reads of a window: a row of eight mel frames for each token, the last window filled up.
             patches: Some((each, 1)),
+            last_patches: None,
         })
     }
 }

@@ -101,6 +101,7 @@ impl Voxtral {
             frame_indices: Vec::new(),
             parts: vec![part],
             patches: None,
+            last_patches: None,
         })
     }
 }

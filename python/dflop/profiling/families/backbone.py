@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.backbone import kinds_to_cut, layer_plan
-from dflop.models.delta_rule import layer_period, linear_layers
+from dflop.models.delta_rule import layer_period
 from dflop.models.layer_kinds import (
     WITH_HEADS_OF_KINDS,
     heads_of,
     kinds_of_layers,
+    layers_that_attend,
     run_like_all,
     sees_pictures_whole,
     window_of,
 )
 from dflop.models.loss import cap_logits
 from dflop.models.sequence import rows_of_rank
+from dflop.models.short_conv import WITH_SHORT_CONV, kinds_like_all
 from dflop.models.tensor import cut_layer, heads_of_rank
-from dflop.models.towers import backbone_of
+from dflop.models.towers import backbone_of, final_norm_name
 from dflop.models.vocabulary import cut_vocabulary
 from dflop.profiling.families.backbone_modules import LlmEmbedding, LlmHead, LlmLayers
 from dflop.profiling.families.source import (
@@ -96,9 +98,10 @@ def backbone_pieces(
         return Fed(leaf, (module.pack(segments, leaf),))
 
     def take_head(whole: Any, settings: PieceSettings) -> nn.Module:
+        backbone = backbone_of(whole)
         cut_vocabulary(whole.lm_head, settings.tensor_parallel_degree)
         cap_logits(whole.lm_head, getattr(text, "final_logit_softcapping", None))
-        return LlmHead(backbone_of(whole).norm, whole.lm_head)
+        return LlmHead(getattr(backbone, final_norm_name(backbone)), whole.lm_head)
 
     def feed_head(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
         labels = sum(segments)
@@ -115,7 +118,7 @@ def backbone_pieces(
             *heads,
             head_size,
             is_causal=True,
-            layers_with=attending / len(are_linear),
+            layers_with=sum(attend) / len(attend),
             windows=windows,
             picture_tokens=picture_tokens,
             whole=whole_in,
@@ -125,13 +128,17 @@ def backbone_pieces(
     count: int = text.num_hidden_layers
     kinds = kinds_of_layers(text)
     # Of the layers that are run at once.
-    period = (layer_period(text) or count) if kinds is None else run_like_all(text)
+    if text.model_type in WITH_SHORT_CONV:
+        period, comes_again = len(kinds_like_all(text)), False
+    elif kinds is None:
+        period, comes_again = layer_period(text) or count, True
+    else:
+        period, comes_again = run_like_all(text), False
     windows = () if kinds is None else tuple(window_of(text, kind) for kind in kinds[:period])
     run = kinds[:period] if kinds else []
     whole_in = tuple({window_of(text, kind) for kind in run if sees_pictures_whole(text, kind)})
     own_heads = [heads_of(text, kind) for kind in run if text.model_type in WITH_HEADS_OF_KINDS]
-    are_linear = linear_layers(text) or [False]
-    attending = are_linear.count(False)
+    attend = layers_that_attend(text)
     few = source.whole(1)
     backbone = backbone_of(few)
     return [
@@ -142,7 +149,9 @@ def backbone_pieces(
             source,
             take_layers,
             feed_layers,
-            num_layers=period if kinds and period > 1 else layers_at_once(count, backbone.layers[0], period),
+            num_layers=(
+                layers_at_once(count, backbone.layers[0], period) if comes_again or period == 1 else period
+            ),
             kind=kind,
             adapters="layers",
         ),

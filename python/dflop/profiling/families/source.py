@@ -19,6 +19,7 @@ from dflop.models.experts import WITH_DENSE_FIRST, has_experts
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
 from dflop.models.rules import check_rules, trained_part
+from dflop.models.short_conv import WITH_SHORT_CONV, kinds_like_all
 from dflop.models.towers import backbone_of
 from dflop.profiling.families.lora import add_adapters
 from dflop.profiling.pieces import Prepared
@@ -131,6 +132,9 @@ class Source:
         config = self._read()
         text = config.text_config
         text.num_hidden_layers = min(num_layers, text.num_hidden_layers)
+        if text.model_type in WITH_SHORT_CONV:
+            # Those that are built stand for all.
+            text.layer_types = kinds_like_all(self.text) * text.num_hidden_layers
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[: text.num_hidden_layers]
         if text.model_type in WITH_DENSE_FIRST and has_experts(self.text):
