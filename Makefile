@@ -15,7 +15,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site picture package release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site picture package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -204,6 +204,9 @@ CPSAT_SECONDS ?= 10
 
 bench-train: setup $(DEV) ## Steps of the same global batches: dflop, transformers.Trainer with DDP, FSDP2 (ROUNDS=5; 15 minutes, a quiet machine) -> bench/out/train.json
 	$(BIN)/python benches/train.py bench/out/train.json --rounds $(or $(ROUNDS),5)
+
+bench-compile: setup $(DEV) ## Forward and backward by compiled layers and by others, in turns (ROUNDS=10; 5 minutes) -> bench/out/compile.json
+	$(BIN)/python benches/compiled.py bench/out/compile.json --rounds $(or $(ROUNDS),10)
 
 bench-curves: setup $(DEV) ## 500 steps in float32, in bfloat16 and by transformers.Trainer (STEPS=500; 10 minutes) -> bench/out/curves.json, curves.svg
 	$(BIN)/python benches/curves.py bench/out/curves.json bench/out/curves.svg --steps $(or $(STEPS),500)

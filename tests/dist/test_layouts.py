@@ -138,16 +138,19 @@ def oracles(model_dir, tmp_path_factory):
     return oracle
 
 
-def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none, others=()):
+def check(
+    plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none, others=(), prepare=lambda pieces: None
+):
     """Three steps on all ranks: loss, gradients, their norm and the weights are those of one process.
 
-    Before them, loss and gradients of the same samples in each of `others`.
+    Before them, loss and gradients of the same samples in each of `others`. `prepare` gets a rank's pieces before all.
     """
 
     def freeze(pieces):
         for piece in pieces.values():
             for name, parameter in piece.named_parameters():
                 parameter.requires_grad_(not is_frozen(name))
+        prepare(pieces)
 
     def rank(index):
         parts = RankParts(plan, model_dir, tmp_path / "store", index, prepare_pieces=freeze)

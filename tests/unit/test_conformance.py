@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +29,8 @@ from dflop.models import load_adapter
 from dflop.models.adapter import EncoderInput
 from dflop.models.mel_chunks import frames_of as chunks_of
 from dflop.models.mel_windows import frames_of
+from dflop.models.recompute import NONE, recomputing
+from dflop.parallel.shard import layers_of
 from dflop.runtime.optim import undecayed
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -59,8 +62,11 @@ def expected(family, tmp_path_factory):
     return expected_gradients(model, samples.values())
 
 
-def run(adapter, samples, cuts, dtype=FLOAT):
-    """(loss, gradients by name) of samples packed into one microbatch, by stages of so many layers."""
+def run(adapter, samples, cuts, dtype=FLOAT, prepare=lambda pieces: None, mode=NONE):
+    """(loss, gradients by name) of samples packed into one microbatch, by stages of so many layers.
+
+    `prepare` gets all pieces before they run; `mode` says what their layers recompute.
+    """
     stages, first = [], 0
     for layers in cuts:
         stages.append(adapter.build_llm_stage(first, layers, CPU, dtype, SEED))
@@ -73,12 +79,16 @@ def run(adapter, samples, cuts, dtype=FLOAT):
         if shares
         else EncoderInput(torch.empty(0, *adapter.input_shape), [])
     )
-    hidden = encoder(batch)
-    packed = llm_input([sample.sample for sample in samples])
-    for stage in stages:
-        hidden = stage(packed, hidden)
-    hidden.backward()
     pieces = [encoder, *stages]
+    prepare(pieces)
+    with ExitStack() as recomputed:
+        for piece in pieces:
+            recomputed.enter_context(recomputing(layers_of(piece), mode))
+        hidden = encoder(batch)
+        packed = llm_input([sample.sample for sample in samples])
+        for stage in stages:
+            hidden = stage(packed, hidden)
+    hidden.backward()
     named = [(name, p) for piece in pieces for name, p in piece.named_parameters() if p.requires_grad]
     return hidden.item(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named}
 

@@ -296,7 +296,7 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
 mod tests {
     use super::*;
 
-    const GOOD: &str = "model: {dir: model}\ndata: {mixture: data/mixture.yaml}\ncluster: {num_ranks: 2}\ntrain: {global_batch_size: 64, steps: 4, learning_rate: 1e-3}\n";
+    pub(super) const GOOD: &str = "model: {dir: model}\ndata: {mixture: data/mixture.yaml}\ncluster: {num_ranks: 2}\ntrain: {global_batch_size: 64, steps: 4, learning_rate: 1e-3}\n";
 
     #[test]
     fn defaults_are_filled_in_and_paths_start_at_the_file() {

@@ -228,6 +228,11 @@ fn error_plan_of_another_configuration() {
     let mut text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"]);
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("dtype: float32", "dtype: bfloat16"));
     text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]));
+    session.edit("demo/dflop.yaml", |yaml| {
+        yaml.replace("dtype: bfloat16", "dtype: float32")
+            .replace("\ntrain:\n", "\ntrain:\n  compile: layers\n")
+    });
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]));
     snapshot("error_plan_of_another_configuration", &text);
 }
 

@@ -53,6 +53,7 @@ pub struct CostModel {
     /// Of an encoder token between two layers of the encoder.
     pub(crate) encoder_hidden_bytes: u64,
     pub(crate) is_tied: bool,
+    compiles_layers: bool,
     pub(crate) links: Links,
     /// Ranks of a node; `None`: not known.
     pub(crate) ranks_per_node: Option<u32>,
@@ -144,6 +145,7 @@ impl CostModel {
             feature_bytes: profile.feature_bytes.max(profile.hidden_bytes),
             encoder_hidden_bytes: encoder_hidden_bytes(profile),
             is_tied: profile.is_tied,
+            compiles_layers: profile.device.compiles_layers,
             message: [LinkSpan::Node, LinkSpan::Cluster]
                 .map(|span| links.route(Collective::PointToPoint, span, 2)),
             links,
@@ -191,9 +193,10 @@ impl CostModel {
         self.is_tied
     }
 
-    /// Whether the profile holds I and W separately, for every module that has a backward.
+    /// Whether a backward may run as I and W: the profile holds both for every module that has a backward, and its layers
+    /// are not compiled. A compiled backward is one piece; the I of such a profile is only for what is frozen.
     pub fn has_split(&self) -> bool {
-        self.modules().all(|(_, module)| module.has_split)
+        !self.compiles_layers && self.modules().all(|(_, module)| module.has_split)
     }
 
     /// All modules by name.

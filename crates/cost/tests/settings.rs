@@ -321,6 +321,11 @@ fn a_profile_without_split_trains_but_freezes_nothing() {
     }
     assert!(CostModel::new(&profile()).unwrap().has_split());
     assert!(!CostModel::new(&whole).unwrap().has_split());
+    let mut compiled = profile();
+    compiled.device.compiles_layers = true;
+    assert!(!CostModel::new(&compiled).unwrap().has_split());
+    // The I of what is frozen is known all the same.
+    assert!(CostModel::with(&compiled, &trained(false, true, false, 0)).is_ok());
     assert_eq!(
         CostModel::with(&whole, &trained(false, true, false, 0)).unwrap_err(),
         CostError::NoInputGradient { module: "llm_embedding", part: "linear" }

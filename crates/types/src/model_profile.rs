@@ -118,6 +118,9 @@ pub struct Device {
     pub num_neighbours: u32,
     /// `float32` or `bfloat16`.
     pub dtype: String,
+    /// Whether the layers were compiled (`train.compile: layers`); false where the profile is estimated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compiles_layers: bool,
     /// Version of PyTorch; empty where the profile is estimated.
     pub torch: String,
     /// Version of the device's driver; empty on a CPU.

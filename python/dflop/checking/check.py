@@ -30,6 +30,7 @@ from dflop.data.dataset import sample_from_encoded
 from dflop.data.decoding import file_of
 from dflop.models import load_adapter
 from dflop.models.adapter import IGNORED
+from dflop.models.compiled import LAYERS
 from dflop.models.errors import hinted, profile_error
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ def check(request: Mapping[str, Any]) -> int:
     """Checks what the request names and prints what was found.
 
     Args:
-        request: `config_path`, `data_profile`, `model_dir`; `chat_template`, a file or none; `recipe`;
-            `samples`, how many, or `chosen`, which; `layers` of the LLM or none; `seed`, or none to read
-            weights; `tolerance`; `json`.
+        request: `config_path`, `data_profile`, `model_dir`; `chat_template`, a file or none; `recipe`,
+            `compile`, as in `train`; `samples`, how many, or `chosen`, which; `layers` of the LLM or none;
+            `seed`, or none to read weights; `tolerance`; `json`.
 
     Returns:
         The exit status: 0 all is equal within the tolerance, 1 something is not.
@@ -100,6 +101,9 @@ def check(request: Mapping[str, Any]) -> int:
         adapter: Any = load_adapter(model_dir)
         _say("building the model twice: dflop's pieces, and transformers' own")
         pair = Pair(adapter, seed)
+        if request["compile"] == LAYERS:
+            _say("compiling dflop's layers (`train.compile`)")
+            pair.compile_layers()
         processor = Processor(adapter, request["model_dir"], request["chat_template"])
         compared = _compare(pair, processor, dataset, indices, request["tolerance"])
     tolerance = request["tolerance"]

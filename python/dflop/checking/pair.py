@@ -16,6 +16,7 @@ from dflop.data.decoding import Job, decode
 from dflop.data.shares import share_of
 from dflop.models import layer_kinds, load_adapter
 from dflop.models.adapter import EncoderInput
+from dflop.models.compiled import compile_layers
 from dflop.models.errors import hinted, profile_error
 from dflop.models.load import Weights
 from dflop.models.recompute import FULL, recomputing
@@ -90,6 +91,11 @@ class Pair:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Those of the pieces, by Hugging Face's names."""
         return {n: p for piece in (self.encoder, self.llm) for n, p in piece.named_parameters()}
+
+    def compile_layers(self) -> None:
+        """Compiles the layers of the pieces, as `train.compile: layers` does."""
+        for piece in (self.encoder, self.llm):
+            compile_layers(piece, layers_of(piece))
 
     def packed_loss(self, samples: Sequence[Sample], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The loss of samples in one microbatch, by dflop: a sum over their label tokens.

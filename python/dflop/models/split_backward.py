@@ -68,6 +68,14 @@ class WeightQueue:
             work(*held)
 
 
+_splitting = False
+
+
+def is_splitting() -> bool:
+    """Whether a module runs whose backward is split: inside `BackwardSplitter.splitting`."""
+    return _splitting
+
+
 def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     if parameter.grad is None:
         # FSDP2 sums gradients in a wider type than it computes in, and asks for it by `grad_dtype`.
@@ -201,6 +209,8 @@ class BackwardSplitter:
         Yields:
             The queue, always the same; `flush` it after each backward, or `take` what it then holds.
         """
+        global _splitting
+        before, _splitting = _splitting, True
         swapped: list[dict[str, Any]] = []
         try:
             for layer, forward in self._forwards:
@@ -211,6 +221,7 @@ class BackwardSplitter:
                     swapped.append(attributes)
             yield self._queue
         finally:
+            _splitting = before
             for attributes in swapped:
                 del attributes["forward"]
 

@@ -60,10 +60,13 @@ class Built:
         """
         import torch
 
+        from dflop.models.compiled import compile_layers
         from dflop.models.wide_gradients import sum_gradients, used_once
 
         self.piece, self.settings, self.label = piece, settings, label
         self.module: nn.Module = piece.build(settings)
+        if settings.compiles_layers and piece.name in LAYERS:
+            compile_layers(self.module, find_layers(self.module, piece.num_layers))
         once = used_once([self.module])
         # The matrix of a tied head is used again, by another piece.
         is_shared = is_tied and piece.name == "llm_embedding"

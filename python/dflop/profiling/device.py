@@ -30,6 +30,7 @@ def device_facts(request: Request, device: torch.device) -> dict[str, Any]:
         "num_threads": 1 if is_cpu else 0,
         "num_neighbours": request.num_neighbours if is_cpu else 0,
         "dtype": request.dtype,
+        **({"compiles_layers": True} if request.compiles_layers else {}),
         "torch": torch.__version__,
         "driver": "" if is_cpu else _driver_version(),
         # Ranks on CPUs share the memory of the machine, so there is no number for one device.

@@ -189,7 +189,9 @@ class _Measuring:
         self.request, self.records, self.progress = request, records, progress
         self.num_neighbours, self.team = num_neighbours, team
         self.gradients = Gradients()
-        self.whole = PieceSettings(torch.device(request.device), DTYPES[request.dtype])
+        self.whole = PieceSettings(
+            torch.device(request.device), DTYPES[request.dtype], compiles_layers=request.compiles_layers
+        )
 
     def run(self, pieces: Sequence[Piece]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Measures everything, and gives the modules and the variants of the profile."""

@@ -37,6 +37,8 @@ class PieceSettings:
     """How many ranks a layer is cut over. What is built is the part of one rank, without collectives."""
     lora_rank: int = 0
     """Rank of the LoRA adapters on the frozen linear maps; 0: none, all parameters train."""
+    compiles_layers: bool = False
+    """Whether layers are compiled, as `train.compile: layers` asks; `build` does not do it."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.models.compiled import LAYERS
+from dflop.models.compiled import MODES as COMPILED
+from dflop.models.compiled import NONE as UNCOMPILED
 from dflop.models.recompute import FULL, NONE, SELECTIVE
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ class Request:
     """`float32`, `bfloat16` or `float16`."""
     device: str
     """`cpu` or `cuda`."""
+    compile: str
+    """`none` or `layers`, as `train.compile`."""
     num_neighbours: int
     """How many other ranks will work on this machine, beside one rank; ignored on a GPU."""
     budget_s: float
@@ -51,6 +56,11 @@ class Request:
     """File of the measurements so far; None keeps none."""
     network: bool = False
     """Whether all links between ranks are measured, or only point to point."""
+
+    @property
+    def compiles_layers(self) -> bool:
+        """Whether layers are measured compiled."""
+        return self.compile == LAYERS
 
     @staticmethod
     def parse(fields: Mapping[str, Any]) -> Request:
@@ -77,6 +87,7 @@ class Request:
             model_dir=Path(fields["model_dir"]),
             dtype=str(fields.get("dtype", "float32")),
             device=str(fields.get("device", "cpu")),
+            compile=str(fields.get("compile", UNCOMPILED)),
             num_neighbours=int(fields.get("num_neighbours", 0)),
             budget_s=float(fields.get("budget_s") or DEFAULT_BUDGET_S),
             max_encoder_tokens=max_encoder_tokens,
@@ -94,6 +105,7 @@ class Request:
         rules = [
             ("dtype", request.dtype, request.dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
             ("device", request.device, request.device in ("cpu", "cuda"), "`cpu` or `cuda`"),
+            ("compile", request.compile, request.compile in COMPILED, "`none` or `layers`"),
             ("max_llm_tokens", max_llm_tokens, max_llm_tokens > 0, "above 0"),
             ("num_neighbours", request.num_neighbours, request.num_neighbours >= 0, "0 or more"),
             ("recompute", ", ".join(unknown), not unknown, "of `none`, `selective` and `full`"),

@@ -113,6 +113,9 @@ class Session:
 
                 message = f"`{curve.built.piece.name}` does not fit the device even at size {curve.first}"
                 raise ProfileError(message)
+        if self.request.compiles_layers:
+            # Layers were compiled in these first runs, for longer than a short budget.
+            self._start = time.monotonic()
 
     def _known(self, curve: Curve, fact: str) -> set[int]:
         """Sizes of a curve of which an earlier session recorded a fact."""

@@ -210,7 +210,8 @@ class Follower:
         """Builds pieces as rank 0 has built them."""
         # Frees the workbench of the last variant first.
         self._bench = None
-        settings = PieceSettings(self._device, DTYPES[self._request.dtype], degree, lora_rank)
+        compiles = self._request.compiles_layers
+        settings = PieceSettings(self._device, DTYPES[self._request.dtype], degree, lora_rank, compiles)
         built = [Built(self._pieces[name], settings, label) for name in names]
         assert self._sums is not None, "rank 0 makes the group first"
         for one in built:

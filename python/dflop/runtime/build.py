@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from dflop.models.adapters import add_adapters
+from dflop.models.compiled import LAYERS, compile_layers
 from dflop.models.load import Weights
 from dflop.models.recipes import freeze, trains_tower
+from dflop.models.recompute import FULL, SELECTIVE
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
+from dflop.parallel.shard import layers_of
 from dflop.runtime.progress import say
 from dflop.runtime.sharded import is_cut
 from dflop.runtime.stage import Stage
@@ -82,9 +85,21 @@ def build_pieces(
         group = mesh.group_of(stage)
         if group is not None:
             add_collectives(piece, Sums(group))
+        if options.compile == LAYERS:
+            compile_layers(piece, layers_of(piece))
+    if options.compile == LAYERS:
+        _say_compiled(mesh.plan)
     if options.recipe != "full":
         say(f"training `{options.recipe}`, all else is frozen (`train.recipe`)")
     return pieces
+
+
+def _say_compiled(plan: Plan) -> None:
+    say("layers are compiled as they first run, which takes a while (`train.compile: layers`)")
+    modes = {mode.partition(":") for mode in (plan.encoder_recompute, plan.llm_recompute)}
+    # `full:K` recomputes the layers after the first K selectively.
+    if any(mode == SELECTIVE or (mode == FULL and first) for mode, _, first in modes):
+        say("layers that recompute selectively run uncompiled: that needs their operators one by one")
 
 
 def border_widths(plan: Plan, adapter: ModelAdapter) -> list[int]:

@@ -53,6 +53,8 @@ class Options:
     model_dir: Path
     dtype: str
     """What forward and backward compute in: `float32` or `bfloat16`."""
+    compile: str
+    """`none` or `layers`: what `torch.compile` compiles; see `models/compiled.py`."""
     device: str
     init: str
     """`pretrained`: the parameters are read from `model_dir`; `random`: they are drawn with `seed`."""
@@ -165,6 +167,7 @@ class Options:
             made_from=dict(request["made_from"]),
             model_dir=Path(config["model"]["dir"]),
             dtype=config["model"]["dtype"],
+            compile=train["compile"],
             device=config["cluster"]["device"],
             init=train["init"],
             recipe=train["recipe"],

@@ -36,6 +36,7 @@ pub(super) fn run(arguments: &args::Check) -> Result<Outcome, Failure> {
             "model_dir": config.model.dir,
             "chat_template": config.data.chat_template,
             "recipe": config.train.recipe,
+            "compile": config.train.compile,
             "samples": arguments.samples,
             "chosen": chosen,
             "layers": arguments.layers,

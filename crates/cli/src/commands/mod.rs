@@ -126,7 +126,11 @@ impl Inputs {
         let model_config = &config.model_hashes()?["model_config"];
         artifact::check_made_from(&model_profile_path, &model_profile, "model_config", model_config)?;
         let dtype = ("model.dtype", config.model.dtype.clone(), model_profile.device.dtype.clone());
-        differs(&model_profile_path, ModelProfile::MEND, &[dtype])?;
+        // An estimate knows of no difference.
+        let compiles = model_profile.is_estimated && config.train.compiles_layers();
+        let profiled = if compiles || model_profile.device.compiles_layers { "layers" } else { "none" };
+        let compile = ("train.compile", config.train.compile.clone(), profiled.to_owned());
+        differs(&model_profile_path, ModelProfile::MEND, &[dtype, compile])?;
         Ok(Self { config, data_profile_path, data_profile, model_profile_path, model_profile })
     }
 

@@ -42,6 +42,7 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
         arguments: json!({
             "model_dir": config.model.dir,
             "dtype": config.model.dtype,
+            "compile": config.train.compile,
             "device": config.cluster.device,
             "num_neighbours": if config.cluster.device == "cpu" { config.cluster.ranks_per_node - 1 } else { 0 },
             "budget_s": budget_s,

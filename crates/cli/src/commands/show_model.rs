@@ -84,6 +84,9 @@ fn header(text: &mut String, profile: &ModelProfile) {
     let how = if profile.is_estimated { "ESTIMATED" } else { "measured" };
     let _ = writeln!(text, "model profile: {model} ({}), {how}", profile.family);
     let mut facts = vec![format!("{} ({})", device.name, device.kind), device.dtype.clone()];
+    if device.compiles_layers {
+        facts.push("compiled layers".to_owned());
+    }
     if !device.torch.is_empty() {
         facts.push(format!("torch {}", device.torch));
     }

@@ -28,6 +28,8 @@ pub struct TrainSection {
     pub steps: u64,
     /// `bf16` or `fp32`: what forward and backward compute in; weights and states are kept in float32.
     pub precision: String,
+    /// `none` or `layers`: what `torch.compile` compiles.
+    pub compile: String,
     /// `AdamW`'s learning rate.
     pub learning_rate: f64,
     /// That of the encoder; `null`: `learning_rate`.
@@ -86,6 +88,11 @@ impl TrainSection {
 }
 
 impl TrainSection {
+    /// Whether layers are compiled, in training and in the profile.
+    pub fn compiles_layers(&self) -> bool {
+        self.compile == "layers"
+    }
+
     /// The order of a pipeline's actions that is asked for; `None`: the plan chooses.
     pub fn order(&self) -> Option<PipelineOrder> {
         // The name was checked when the file was read.
@@ -112,6 +119,7 @@ pub(super) fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
         bucket_tokens_max: section.optional_count("bucket_tokens_max", TrainSection::BUCKET_TOKENS_MAX),
         steps: section.count("steps", 1..=1 << 40, None),
         precision: section.choice("precision", &["bf16", "fp32"], ""),
+        compile: section.choice("compile", &["none", "layers"], "none"),
         learning_rate: section.number("learning_rate", 0.0..=1e3, 1e-4),
         encoder_learning_rate: section.optional_number("encoder_learning_rate", 0.0..=1e3),
         projector_learning_rate: section.optional_number("projector_learning_rate", 0.0..=1e3),
@@ -147,6 +155,14 @@ pub(super) fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
     if train.giants == GiantPolicy::Defer.to_string() && train.giant_llm_tokens.is_none() {
         section.problem_at("giants", "`defer` needs `train.giant_llm_tokens`: which samples wait".to_owned());
     }
+    if train.compiles_layers() && train.order() == Some(PipelineOrder::ZeroBubble) {
+        section.problem_at(
+            "compile",
+            "`layers`, must be `none` beside `train.pipeline_order: zero-bubble`: compiled layers run their backward \
+             in one piece"
+                .to_owned(),
+        );
+    }
     if let Some(first) = train.first_timeout_seconds.filter(|first| *first < train.timeout_seconds) {
         let later = train.timeout_seconds;
         let message = format!("{first}, must be at least `train.timeout_seconds`, which is {later}");
@@ -178,5 +194,28 @@ pub(super) fn settle_precision(
             "`{precision}`, must be `{short}`: `model.dtype` is `{dtype}`, in which profiles are measured"
         )),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+    use super::super::tests::GOOD;
+    use std::path::Path;
+
+    #[test]
+    fn compiled_layers_do_not_split_backwards() {
+        let of = |train: &str| {
+            let text = GOOD.replace("steps: 4", &format!("steps: 4, {train}"));
+            parse(Path::new("dflop.yaml"), &text)
+                .map(|config| config.train.compile)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(of("seed: 0"), Ok("none".to_owned()));
+        assert_eq!(of("compile: layers, pipeline_order: data-aware"), Ok("layers".to_owned()));
+        let text = of("compile: layers, pipeline_order: zero-bubble").unwrap_err();
+        assert!(text.contains("line 4: train.compile: `layers`, must be `none` beside"), "{text}");
+        let text = of("compile: all").unwrap_err();
+        assert!(text.contains("train.compile: `all`, must be one of: none, layers"), "{text}");
     }
 }

@@ -268,6 +268,9 @@ impl Found {
             let device = &model.device;
             add("device", format!("{} ({})", device.name, device.kind));
             add("dtype", device.dtype.clone());
+            if device.compiles_layers {
+                add("compiled", "layers".to_owned());
+            }
             add("PyTorch", device.torch.clone());
             if device.num_threads > 0 {
                 add("threads a rank", device.num_threads.to_string());
