@@ -95,9 +95,10 @@ def test_layers_and_shapes_share_what_is_compiled(stacks):
     assert list(dict(fast.named_parameters())) == list(dict(plain.named_parameters()))
 
 
-def test_what_needs_single_operators_is_not_compiled(stacks):
+def test_what_needs_single_operators_is_not_compiled(stacks, caplog):
     """Selective recomputation keeps results of operators, and a split backward replaces linear maps."""
     plain, fast = stacks
+    compiled._tell_of_halves.cache_clear()
     check_gradients(gradients(fast, [5, 3], "selective"), gradients(plain, [5, 3]))
     with split_backward(fast) as queue:
         found = gradients(fast, [5, 3])
@@ -106,6 +107,7 @@ def test_what_needs_single_operators_is_not_compiled(stacks):
     found = {name: fast.get_parameter(name).grad if name != "states" else one for name, one in found.items()}
     check_gradients(found, gradients(plain, [5, 3]))
     assert counters["stats"]["unique_graphs"] == 0
+    assert caplog.text.count("backward runs in two parts run their layers uncompiled") == 1
 
 
 @pytest.mark.more

@@ -16,6 +16,7 @@ as it is: recomputation in mode `selective`, and the backward in two parts.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,10 @@ class _CompiledForward:
         self._is_prepared = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_splitting() or is_keeping() or is_replaying():
+        if is_splitting():
+            _tell_of_halves()
+            return self._plain(*args, **kwargs)
+        if is_keeping() or is_replaying():
             return self._plain(*args, **kwargs)
         if not self._is_prepared:
             self._prepare()
@@ -120,6 +124,14 @@ class _CompiledForward:
                 for key, hook in hooks.items():
                     hooks[key] = torch.compiler.disable(hook)
         self._is_prepared = True
+
+
+@functools.cache
+def _tell_of_halves() -> None:
+    """Says it once. Plans of estimates, and plans that are replayed, may have such microbatches."""
+    _LOG.warning(
+        "microbatches whose backward runs in two parts run their layers uncompiled (`train.compile`)"
+    )
 
 
 def _num_graphs() -> int:
