@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from dflop.models.patch_layout import sent
@@ -39,14 +40,14 @@ def embed(embeddings: Any, patches_NC: torch.Tensor, segments: Sequence[Sides]) 
     table = embeddings.position_embedding.weight
     side = embeddings.position_embedding_size
     table_SSV = table.reshape(side, side, -1)
+
+    def scaled(sides: Sides) -> torch.Tensor:
+        # An array stays on the host, whatever device is the default one.
+        return embeddings.resize_positional_embeddings(table_SSV, np.array([sides]), sides[0] * sides[1])[0]
+
     # Tiles have one size, so most segments share what is computed here.
-    scaled = {
-        sides: embeddings.resize_positional_embeddings(table_SSV, torch.tensor([sides]), sides[0] * sides[1])[
-            0
-        ]
-        for sides in dict.fromkeys(segments)
-    }
-    return hidden_NV + torch.cat([scaled[sides] for sides in segments])
+    by_sides = {sides: scaled(sides) for sides in dict.fromkeys(segments)}
+    return hidden_NV + torch.cat([by_sides[sides] for sides in segments])
 
 
 def bounds_of(segments: Sequence[Sides], device: torch.device) -> Bounds:
