@@ -55,7 +55,7 @@ def plan_of(path, layout, llm, **options):
     )
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(2, 3)
 # Arrival order, which has no empty and no uneven microbatches, in the layout with most stages and replicas.
 @pytest.mark.parametrize(
     ("arm", "layout"),

@@ -235,7 +235,7 @@ def name(value):
     return value.__name__ if callable(value) else str(value)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(2, 2)
 @pytest.mark.parametrize(("placed", "dp", "sharding"), COVERING, ids=name)
 def test_a_colocated_layout_trains_as_one_process(placed, dp, sharding, model_dir, oracles, tmp_path):
     """Every rank holds both components; its own features never leave it."""
@@ -244,7 +244,7 @@ def test_a_colocated_layout_trains_as_one_process(placed, dp, sharding, model_di
     check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(2, 2)
 @pytest.mark.parametrize(
     ("sharding", "is_frozen"),
     [
@@ -304,7 +304,7 @@ def test_layers_compute_in_bfloat16_over_float32(zero, model_dir, oracles, tmp_p
         assert float(torch.stack(errors).norm()) <= 0.05 * oracle.norm
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(2, 2)
 @pytest.mark.parametrize(
     "sharding",
     [{}, {"zero": 2}, {"zero": 3}, {"zero": 3, "encoder_tp": 2, "llm_tp": 2}],

@@ -165,7 +165,7 @@ def in_turn(stages):
     return [[f"{s}{letter}{j}" for j in range(len(LLM)) for letter in "FB"] for s in range(stages)]
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 1)
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_lists_end_with_a_queue_for_two_ranks(seed, model_dir, tmp_path):
     plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(LLM))
@@ -175,7 +175,7 @@ def test_lists_end_with_a_queue_for_two_ranks(seed, model_dir, tmp_path):
     assert losses(plan, schedule, model_dir, tmp_path) == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 1)
 @pytest.mark.parametrize(("pp", "seed"), [(2, None), (3, None), (2, 4)])
 def test_lists_of_chunks_end_with_them(pp, seed, tmp_path):
     """Of two ranks both send rows and gradients to each other; of three the last sends rows to the first."""
@@ -188,7 +188,7 @@ def test_lists_of_chunks_end_with_them(pp, seed, tmp_path):
     assert losses(plan, schedule, model_dir, tmp_path) == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 1)
 @pytest.mark.parametrize("seed", [None, 1])
 def test_lists_end_with_a_queue_for_all_ranks(seed, model_dir, tmp_path):
     """A receive stands before a send only if it waits for nothing that this rank has still to do."""
@@ -199,7 +199,7 @@ def test_lists_end_with_a_queue_for_all_ranks(seed, model_dir, tmp_path):
     assert losses(plan, schedule, model_dir, tmp_path, False) == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 1)
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_replicas_end_with_a_queue_for_all_ranks(seed, model_dir, tmp_path):
     """Two encoders send to two replicas of the LLM: each opens receives in the order in which both send."""
@@ -237,7 +237,7 @@ def test_receives_in_another_order_hang_with_it(model_dir, tmp_path, monkeypatch
     check_hangs(plan, make_schedule(CROSSED, 2, encoder=ENCODED), model_dir, tmp_path, False)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 1)
 @pytest.mark.parametrize("has_ways", [True, False])
 def test_ranks_that_encode_for_each_other(has_ways, model_dir, tmp_path):
     """Features go both ways between two colocated ranks: in one group each would wait for the other."""
@@ -256,7 +256,7 @@ def test_ranks_that_encode_for_each_other(has_ways, model_dir, tmp_path):
     check_hangs(plan, schedule, model_dir, tmp_path, True, has_ways=False)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 1)
 @pytest.mark.parametrize(
     ("sizes", "order", "seed"),
     [

@@ -77,7 +77,7 @@ def frozen():
         parameter.requires_grad_(True)
 
 
-@pytest.mark.some(60, 60)
+@pytest.mark.some(60, 30)
 @pytest.mark.parametrize(("name", "module"), CASES)
 def test_operations_are_those_of_the_counter(name, module, frozen):
     ran = MODULES[module](name)

@@ -101,7 +101,7 @@ def check_equal(found, expected, tolerance=TOLERANCE):
         assert float((gradient - expected_of[name]).norm()) / size < tolerance, name
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(10, 15)
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gradients_are_those_of_the_padded_batch(name, side, tmp_path, quiet):

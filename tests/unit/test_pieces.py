@@ -74,7 +74,7 @@ def as_hugging_face(model):
     return model
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(12, 10)
 @pytest.mark.parametrize("name", TINY)
 def test_pieces_run_forward_and_backward_at_any_packing(tmp_path, name):
     for piece in tiny(tmp_path, name)[0].values():
@@ -101,7 +101,7 @@ def test_pieces_run_forward_and_backward_at_any_packing(tmp_path, name):
         )
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(12, 10)
 @pytest.mark.parametrize("name", TINY)
 def test_backward_reaches_the_piece_before(tmp_path, name):
     leaves = []
@@ -112,7 +112,7 @@ def test_backward_reaches_the_piece_before(tmp_path, name):
         assert (leaves[-1].grad is not None) == piece.wants_input_gradient == leaves[-1].requires_grad
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(12, 10)
 @pytest.mark.parametrize("name", TINY)
 def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
     pieces, directory = tiny(tmp_path, name)
@@ -158,7 +158,7 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(12, 10)
 @pytest.mark.parametrize("name", TINY)
 def test_packed_backbone_is_hugging_faces_sample_by_sample(tmp_path, name):
     """Loss over packed samples, the first with features in it; with mrope, at positions as pictures have."""
@@ -241,7 +241,7 @@ def test_the_head_says_whether_its_matrix_is_the_embeddings(tmp_path, name, is_t
     }
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(12, 10)
 @pytest.mark.parametrize("name", TINY)
 def test_all_parameters_are_in_a_piece(tmp_path, name):
     pieces, directory = tiny(tmp_path, name)

@@ -22,7 +22,7 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(12, 10)
 @pytest.mark.parametrize("name", TINY)
 def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, name):
     lora = PieceSettings(CPU, torch.float32, lora_rank=3)
