@@ -7,8 +7,8 @@
 //! |---|---|
 //! | LLaVA, `ShareGPT` | `conversations`: list of `{"from", "value"}` |
 //! | `OpenAI` | `messages`: list of `{"role", "content"}` |
-//! | The Cauldron, `FineVision` | `texts`: list of `{"user", "assistant"}` |
 //! | question and answer | one of `question`, `query`, `problem`, `instruction`, and one of `answer`, `label`, `response`, `solution`, `output`, or where it has none of these `caption`; beside it `history`, a list of earlier pairs, and beside `instruction` an `input` |
+//! | The Cauldron, `FineVision` | `texts`: list of `{"user", "assistant"}` |
 //! | prompt and completion | `prompt` and `completion` where no question is there: texts, or lists of turns (TRL) |
 //! | caption | media, and `caption` or `text`: the media ask, the text answers |
 //!

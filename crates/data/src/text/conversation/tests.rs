@@ -266,6 +266,11 @@ fn lists_of_questions_with_their_answers_are_read() {
         ["system: be brief", "user: <0>\n<1>\nwhat?", "assistant: cups", "user: how many?", "assistant: two"]
     );
     assert_eq!(unread.iter().map(|field| field.name.as_str()).collect::<Vec<_>>(), ["texts[].source"]);
+    // Text that is written in the picture.
+    let (asked, unread) =
+        Conversation::parse_whole(&json!({"image": "a.png", "caption": "a sign", "texts": ["STOP"]}))
+            .unwrap();
+    assert_eq!((said(&asked).len(), unread[0].name.as_str()), (2, "texts"));
     let alone = parse(&json!({"images": [], "texts": [{"user": "1 + 1", "assistant": "2"}]}));
     assert_eq!(said(&alone), ["user: 1 + 1", "assistant: 2"]);
 }

@@ -35,11 +35,13 @@ pub(super) fn of_record(record: &Value, has_media: bool) -> Result<Turns, String
         // Chats keep the media of all turns beside them, and often mark none: trainers put these before the first question.
         return Ok(Turns { said, read: vec![key], asks_with_all: key == "messages" });
     }
-    if let Some(list) = field(record, PAIRS) {
-        return pairs(record, list);
-    }
     if let Some(question) = only(record, &QUESTIONS)? {
         return asked(record, question);
+    }
+    // Under this name others have lists of text, for example what is written in a picture.
+    let listed_pairs = field(record, PAIRS);
+    if let Some(list) = listed_pairs.filter(|list| list.get(0).is_some_and(Value::is_object)) {
+        return pairs(record, list);
     }
     if let Some(prompt) = field(record, PROMPT[0]) {
         match field(record, PROMPT[1]) {
@@ -52,6 +54,9 @@ pub(super) fn of_record(record: &Value, has_media: bool) -> Result<Turns, String
     }
     if has_media && let Some(caption) = only(record, &CAPTIONS)? {
         return pair(record, None, caption);
+    }
+    if let Some(list) = listed_pairs {
+        return pairs(record, list);
     }
     Err(format!("`conversations` or `messages` is missing{}", names_there(record)))
 }
