@@ -67,7 +67,7 @@ def stacks():
 
 
 def gradients(layers, sizes, mode="none"):
-    """Of samples of these sizes, by name; that of the input too."""
+    """Gradients of a pack of samples of these sizes, by parameter; `states` is that of the input."""
     layers.zero_grad()
     states = torch.randn(1, sum(sizes), WIDTH, generator=torch.Generator().manual_seed(1)).requires_grad_()
     bounds = torch.tensor([0, *sizes]).cumsum(0, dtype=torch.int32)

@@ -118,17 +118,18 @@ class FamilyAdapter(ABC):
         return self.hidden_size
 
     @property
-    @abstractmethod
     def num_run_layers(self) -> int:
-        """How many layers of the encoder a forward runs; these are dealt out to stages."""
+        """How many layers of the encoder a forward runs, by default all; these are dealt out to stages."""
+        return self.num_encoder_layers
 
-    @abstractmethod
     def row_width(self, layer: int) -> int:
-        """How many values a row has that passes to a run beginning with `layer`."""
+        """Values of a row that passes to a run beginning with `layer`: by default a hidden state."""
+        del layer
+        return self.vision.hidden_size
 
-    @abstractmethod
     def num_rows(self, media: Sequence[MediaGrid]) -> int:
-        """Rows of media between two runs: their encoder tokens."""
+        """Rows of media between two runs: their encoder tokens, by default an input each."""
+        return sum(grid.num_inputs for grid in media)
 
     @abstractmethod
     def tower_layers(self, model: Any) -> Any:

@@ -236,10 +236,6 @@ class PatchFamily(FamilyAdapter):
         """Values of a patch between two layers."""
         return self.vision.embed_dim
 
-    def num_rows(self, media: Sequence[MediaGrid]) -> int:
-        """See `FamilyAdapter.num_rows`: patches."""
-        return sum(grid.num_inputs for grid in media)
-
     def before_layers(self, model: Any) -> Sequence[nn.Module]:
         """See `FamilyAdapter.before_layers`."""
         return [model.visual.patch_embed]

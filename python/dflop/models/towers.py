@@ -7,7 +7,7 @@ from typing import Any
 BACKBONES = ("language_model", "text_model")
 """Names of the LLM backbone, below `.model`."""
 FINAL_NORMS = ("norm", "embedding_norm")
-"""Names of the norm behind its layers; the second is that of LFM2."""
+"""What the norm behind the layers of a backbone is called. LFM2 has the second name."""
 
 
 def inner_tower(tower: Any) -> Any:

@@ -112,7 +112,8 @@ fn mlp_width(text: &Section) -> Result<u64, AnalyticError> {
     Ok(wanted.div_ceil(multiple) * multiple)
 }
 
-/// The layers with a convolution: of `layer_types`, or those that `full_attn_idxs` does not name; `None` where there are none.
+/// The layers that have a convolution. `layer_types` names the kind of each layer; where it is absent, `full_attn_idxs` names those
+/// without a convolution. `None`: no layer has one.
 fn conv(text: &Section, num_layers: u64) -> Result<Option<ShortConv>, AnalyticError> {
     let name = "layer_types";
     let count = if let Some(kinds) = text.get(name) {

@@ -209,20 +209,6 @@ class Gemma4(FamilyAdapter):
             return
         super().fill(parameter, name, seed, std)
 
-    @property
-    def num_run_layers(self) -> int:
-        """See `FamilyAdapter.num_run_layers`: all of them."""
-        return self.num_encoder_layers
-
-    def row_width(self, layer: int) -> int:
-        """See `FamilyAdapter.row_width`."""
-        del layer
-        return self.vision.hidden_size
-
-    def num_rows(self, media: Sequence[MediaGrid]) -> int:
-        """See `FamilyAdapter.num_rows`: patches."""
-        return sum(grid.num_inputs for grid in media)
-
     def before_layers(self, model: Any) -> Sequence[nn.Module]:
         """See `FamilyAdapter.before_layers`."""
         return [model.vision_tower.patch_embedder]

@@ -88,20 +88,6 @@ class Lfm2Vl(FamilyAdapter):
             Rule("downsample_factor", factor, factor > 0, whole),
         ]
 
-    @property
-    def num_run_layers(self) -> int:
-        """See `FamilyAdapter.num_run_layers`: all of them."""
-        return self.num_encoder_layers
-
-    def row_width(self, layer: int) -> int:
-        """See `FamilyAdapter.row_width`."""
-        del layer
-        return self.vision.hidden_size
-
-    def num_rows(self, media: Sequence[MediaGrid]) -> int:
-        """See `FamilyAdapter.num_rows`: patches."""
-        return sum(grid.num_inputs for grid in media)
-
     def before_layers(self, model: Any) -> Sequence[nn.Module]:
         """See `FamilyAdapter.before_layers`."""
         return [inner_tower(model.vision_tower).embeddings]

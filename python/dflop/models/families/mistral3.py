@@ -128,20 +128,6 @@ class Mistral3(FamilyAdapter):
             Rule("vision_feature_layer", layer, layer == -1, "-1"),
         ]
 
-    @property
-    def num_run_layers(self) -> int:
-        """See `FamilyAdapter.num_run_layers`: all of them."""
-        return self.num_encoder_layers
-
-    def row_width(self, layer: int) -> int:
-        """See `FamilyAdapter.row_width`."""
-        del layer
-        return self.vision.hidden_size
-
-    def num_rows(self, media: Sequence[MediaGrid]) -> int:
-        """See `FamilyAdapter.num_rows`: patches."""
-        return sum(grid.num_inputs for grid in media)
-
     def tower(self, model: Any) -> Any:
         """Hugging Face's tower, of what holds `encoder_modules`.
 
