@@ -303,6 +303,52 @@ def test_tokens_and_labels_equal_hugging_faces(name, trained, tmp_path):
     assert num_labels > NUM_CONVERSATIONS
 
 
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if "image" in [k for k, *_ in TEMPLATES[name][2]]])
+def test_documents_are_tokens_of_their_text_to_the_end(name, trained, tmp_path):
+    """Each image as the template writes it in a question; all else carries loss but the first token."""
+    _, content, marks, *_ = TEMPLATES[name]
+    write_model(tmp_path, trained, name)
+    processor = _Processor(tmp_path, marks)
+    tokenizer = processor.tokenizer
+    (placeholder, feature) = next((text, token) for kind, text, token in marks if kind == "image")
+    written = placeholder
+    if content != "text":
+        question = [{"type": "text", "text": "one"}, {"type": "image"}, {"type": "text", "text": "two"}]
+        processor.replacements = {"image": [placeholder], "video": [], "audio": []}
+        found = processor.apply_chat_template([{"role": "user", "content": question}])
+        around = re.search("one(.*)two", found, re.DOTALL)
+        written = around[1] if around and placeholder in around[1] else placeholder
+    rng = random.Random(name)
+    samples, expected = [], []
+    for _ in range(NUM_CONVERSATIONS // 4):
+        places = [words(rng, 1) if rng.random() < 0.6 else None for _ in range(rng.randint(1, 5))]
+        places.append(words(rng, 1))
+        shapes = [pieces(rng, "image") for text in places if text is None]
+        record = {"texts": places, "images": [None if text else "a.bin" for text in places]}
+        samples.append((json.dumps(record), shapes))
+        given = iter(shapes)
+        full, texts = "", []
+        for text in places:
+            if text is None:
+                medium = "".join(piece or feature * count for piece, count in next(given))
+                full += written.replace(placeholder, medium)
+            else:
+                texts.append((len(full), len(full) + len(text)))
+                full += text
+        expected.append((full, texts))
+    for (ids, _, labels), (full, texts) in zip(
+        encode_conversations(str(tmp_path), marks, samples), expected, strict=True
+    ):
+        encoding = tokenizer(full, return_offsets_mapping=True)
+        assert ids == [*encoding["input_ids"], tokenizer.eos_token_id]
+        carries = [
+            any(start < end_of and end > begin for begin, end_of in texts)
+            for start, end in encoding["offset_mapping"]
+        ]
+        carries[0] = False
+        assert [label != -100 for label in labels] == [*carries, True]
+
+
 def test_a_sound_that_the_template_does_not_write_is_refused(trained, tmp_path):
     """Audio Flamingo 3's writes one a turn."""
     write_model(tmp_path, trained, "audioflamingo3")

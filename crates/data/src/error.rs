@@ -300,7 +300,7 @@ fn systematic(problems: &[Problem], num_samples: u64) -> Option<&'static str> {
         );
     }
     is_most(Fault::Record).then_some(
-        "records have `conversations`, `messages`, `texts`, a question with its answer, or media with a `caption`; a mixture may \
+        "records have `conversations`, `messages`, `texts`, a question with its answer, media with a `caption`, or `text` alone; a mixture may \
          name fields that are called otherwise, for example `columns: {image: file_name, question: query}`",
     )
 }

@@ -43,11 +43,13 @@ class Processor:
         except Exception as error:  # noqa: BLE001
             self.fault = f"transformers makes no processor of `{model_dir}`: {first_line(error)}"
 
-    def tokens(self, messages: Sequence[Any], media: Sequence[Medium]) -> tuple[list[int] | None, str]:
+    def tokens(
+        self, messages: Sequence[Any] | str, media: Sequence[Medium]
+    ) -> tuple[list[int] | None, str]:
         """The ids of a conversation.
 
         Args:
-            messages: As the chat template takes them.
+            messages: As the chat template takes them; of a document its text, which no template writes.
             media: In the order of their places.
 
         Returns:
@@ -70,16 +72,24 @@ class Processor:
             given["audio"] = sounds
             given["sampling_rate"] = self._processor.feature_extractor.sampling_rate
         try:
-            text = self._processor.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=False
-            )
+            is_document = isinstance(messages, str)
+            text = messages if isinstance(messages, str) else self._written(messages)
+            tokenizer = self._processor.tokenizer
             # As `apply_chat_template` with `tokenize`: the template has written it already.
-            bos = self._processor.tokenizer.bos_token
-            if bos is not None and text.startswith(bos):
+            if tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token):
                 given["add_special_tokens"] = False
-            return list(self._processor(text=[text], **given)["input_ids"][0]), ""
+            ids = list(self._processor(text=[text], **given)["input_ids"][0])
+            end = tokenizer.eos_token_id
+            if is_document and end is not None and ids[-1:] != [end]:
+                ids.append(end)
+            return ids, ""
         except Exception as error:  # noqa: BLE001
             return None, f"transformers' processor does not take the sample: {first_line(error)}"
+
+    def _written(self, messages: Sequence[Any]) -> str:
+        return self._processor.apply_chat_template(
+            messages, chat_template=self._template, tokenize=False, add_generation_prompt=False
+        )
 
 
 def difference(found: Sequence[int], expected: Sequence[int]) -> str | None:

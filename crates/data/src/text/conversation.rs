@@ -11,6 +11,7 @@
 //! | The Cauldron, `FineVision` | `texts`: list of `{"user", "assistant"}` |
 //! | prompt and completion | `prompt` and `completion` where no question is there: texts, or lists of turns (TRL) |
 //! | caption | media, and `caption` or `text`: the media ask, the text answers |
+//! | document | `texts`, a list of text and nulls, with `images`, which has an image where `texts` has null (OBELICS, `OmniCorpus`); or `text` alone (TRL's language modeling) |
 //!
 //! *Turns.* Both lists take either pair of names. Speakers are `human` and `user`; `gpt`, `assistant`, `chatgpt`,
 //! `bard`, `bing` and `model`; `system`. A text under `system` beside the turns is a system turn before them. Tools
@@ -19,7 +20,8 @@
 //! a question other than an `instruction`, under which it stands in a line of its own, as in Alpaca's data.
 //!
 //! *Content* is text, or a list of parts: `{"type": "text", "text"}` and media of the types `image`, `image_url`,
-//! `input_image`, `video`, `video_url`, `audio`, `audio_url` and `input_audio`. A medium is named under its type, its
+//! `input_image`, `video`, `video_url`, `audio`, `audio_url` and `input_audio`. A part without `type` is what its one field
+//! says, as `{"image": "cat.jpg"}` (`DashScope`). A medium is named under its type, its
 //! kind, its kind with `_url`, `url` or `path`, as text or as an object with `url` or `path`. A medium without a name is
 //! the next one of the record's media. The texts of an assistant's turn are joined to one text.
 //!
@@ -31,6 +33,7 @@
 //! medium without any placeholder stands before the first question, on a line of its own; so do all media without placeholders
 //! of every way but `conversations`. Where there are videos, no images, and as many `<image>` as videos, `<image>` means a video.
 
+mod document;
 mod media;
 mod placeholders;
 mod turns;
@@ -118,7 +121,7 @@ pub struct MediaReference {
 /// A sample before its media are looked at.
 ///
 /// *Invariants* (kept by [`Conversation::parse`]): at least one turn; every medium has exactly one placeholder, and placeholders
-/// are in the order of `media`; none is in an assistant's turn.
+/// are in the order of `media`; none is in an assistant's turn, but for a document, which is one turn of the assistant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conversation {
     /// The record's own id.
@@ -127,6 +130,8 @@ pub struct Conversation {
     pub turns: Vec<Turn>,
     /// In the order of their placeholders.
     pub media: Vec<MediaReference>,
+    /// Whether it is a document: text without speakers, which no chat template writes, and which carries loss as a whole.
+    pub is_document: bool,
 }
 
 impl Conversation {
@@ -143,6 +148,13 @@ impl Conversation {
         if !record.is_object() {
             return Err(format!("it is {}, must be an object", type_of(record)));
         }
+        if let Some((document, read)) = document::of_record(record)? {
+            if document.media.is_empty() {
+                unread::refuse_media(record)?;
+            }
+            let unread = unread::of_record(record, &read, document.media.is_empty());
+            return Ok((document, unread));
+        }
         let listed = media::of_record(record)?;
         let has_media = listed.iter().any(|list| !list.is_empty());
         let parsed = turns::of_record(record, has_media).and_then(|mut said| {
@@ -156,7 +168,7 @@ impl Conversation {
         }
         let (turns, media, read) = parsed?;
         let unread = unread::of_record(record, &read, media.is_empty());
-        Ok((Self { id: id_of(record), turns, media }, unread))
+        Ok((Self { id: id_of(record), turns, media, is_document: false }, unread))
     }
 }
 

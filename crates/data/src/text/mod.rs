@@ -1,6 +1,7 @@
 //! Text: a record as a conversation, written by a chat template, as tokens.
 
 pub mod conversation;
+mod fault;
 pub(crate) mod template;
 mod tokenized;
 pub mod tokens;

@@ -156,6 +156,9 @@ impl ChatTemplate {
                 return Err(format!("the chat template writes nothing for a part of type `{name}`"));
             }
         }
+        if conversation.is_document {
+            return self.document(conversation);
+        }
         let turns = &conversation.turns;
         let has_reserved =
             |part: &TurnPart| matches!(part, TurnPart::Text(text) if text.contains([BEGIN, END]));
@@ -188,8 +191,55 @@ impl ChatTemplate {
         self.between_prefixes(turns, &messages, text)
     }
 
-    /// The messages that the template is rendered with, as JSON: a list of `{"role", "content"}`.
+    /// A document as text: its texts as they are, and each medium as the template writes it inside a question. The texts are
+    /// the answers.
+    fn document(&self, conversation: &Conversation) -> Result<Rendered, String> {
+        let mut written: [Option<String>; 3] = [None, None, None];
+        let (mut text, mut answers) = (String::new(), Vec::new());
+        for part in conversation.turns.iter().flat_map(|turn| &turn.parts) {
+            match part {
+                TurnPart::Text(part) => {
+                    answers.push(text.len()..text.len() + part.len());
+                    text.push_str(part);
+                }
+                TurnPart::Media(index) => {
+                    let kind = conversation.media[*index].kind.index();
+                    let medium = match &mut written[kind] {
+                        Some(medium) => medium,
+                        unknown => unknown.insert(self.medium(kind)?),
+                    };
+                    text.push_str(medium);
+                }
+            }
+        }
+        Ok(Rendered { text, answers })
+    }
+
+    /// A medium as the template writes it between two texts of a question: the family's placeholder, with what stands around it.
+    fn medium(&self, kind: usize) -> Result<String, String> {
+        let placeholder = self.placeholders[kind].clone().unwrap_or_default();
+        let Some(part_type) = self.forms.part_types[kind].filter(|_| self.forms.user_is_list) else {
+            return Ok(placeholder);
+        };
+        let probe = || ContentPart::text(PROBE);
+        let question = Content::List(vec![probe(), ContentPart::medium(part_type), probe()]);
+        let text =
+            self.expand(&[message(Role::User, question)], false).map_err(|refusal| refusal.to_string())?;
+        let mut pieces = text.split(PROBE).skip(1);
+        // Some templates write media before all texts of a question.
+        Ok(match (pieces.next(), pieces.next()) {
+            (Some(between), Some(_)) if between.contains(&placeholder) => between.to_owned(),
+            _ => placeholder,
+        })
+    }
+
+    /// What stands for the conversation in transformers, as JSON: of turns the list of `{"role", "content"}` that the template
+    /// is rendered with, of a document its text.
     pub(crate) fn messages(&self, conversation: &Conversation) -> String {
+        if conversation.is_document {
+            let text = self.document(conversation).map(|document| document.text).unwrap_or_default();
+            return serde_json::json!(text).to_string();
+        }
         let turns = conversation.turns.iter();
         let messages: Vec<Message> =
             turns.map(|turn| self.message(conversation, turn, Marks::None)).collect();

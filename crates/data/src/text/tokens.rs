@@ -14,6 +14,8 @@
 //! Loss is carried by tokens that overlap an answer. Where the template marks answers by `{% generation %}` those
 //! are the tokens of `return_assistant_tokens_mask`. Where it does not, an answer is the assistant's content, and the
 //! special token that follows it at once (the end of the turn) carries loss too.
+//!
+//! A document has no turns. Its texts carry loss, and the `eos_token` that is put at its end.
 
 use crate::error::DataError;
 use crate::family::model_files::ModelFiles;
@@ -21,6 +23,7 @@ use crate::family::{Family, Marks, MediaShape, Piece};
 use crate::foreign::guarded;
 use crate::media::MediaKind;
 use crate::text::conversation::{Conversation, TurnPart};
+pub use crate::text::fault::TextFault;
 use crate::text::template::{ChatTemplate, Rendered};
 use crate::text::tokenized::Run;
 pub use crate::text::tokenized::{NO_LABEL, TokenizedConversation, Tokens};
@@ -43,41 +46,12 @@ pub struct ChatTokenizer {
     template_of_videos: Option<ChatTemplate>,
     /// A text that begins with it gets no special tokens.
     bos_token: Option<String>,
+    /// What ends a document; `None` where the tokenizer has none.
+    eos_id: Option<u32>,
     /// Ids of special tokens, ascending.
     special_ids: Vec<u32>,
     /// By [`MediaKind::index`]; `None` where the family reads no such media.
     marks: [Option<Mark>; 3],
-}
-
-/// Why a conversation has no tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TextFault {
-    /// What is wrong: value, rule.
-    pub cause: String,
-    /// Whether tokenizer or chat template are at fault, which every sample of the kind would meet, not this one.
-    pub is_of_settings: bool,
-}
-
-impl From<String> for TextFault {
-    /// A fault of the sample.
-    fn from(cause: String) -> Self {
-        Self { cause, is_of_settings: false }
-    }
-}
-
-impl TextFault {
-    const fn of_settings(cause: String) -> Self {
-        Self { cause, is_of_settings: true }
-    }
-
-    /// A fault that the chat template meets: what no template could call is its own, not the conversation's.
-    fn of_template(cause: String) -> Self {
-        let is_of_settings = ["unknown filter", "unknown function", "unknown method", "unknown test"]
-            .into_iter()
-            .chain(["writes nothing for a part"])
-            .any(|mark| cause.contains(mark));
-        Self { cause, is_of_settings }
-    }
 }
 
 /// How the media of one kind are written.
@@ -148,9 +122,11 @@ impl ChatTokenizer {
             .map(|(id, _)| id)
             .collect();
         special_ids.sort_unstable();
-        let bos_token =
-            special_tokens.into_iter().find(|(name, _)| name == "bos_token").map(|(_, token)| token);
-        Ok(Self { tokenizer, template, template_of_videos, bos_token, special_ids, marks })
+        let named =
+            |name: &str| special_tokens.iter().find(|(n, _)| n == name).map(|(_, token)| token.clone());
+        let (bos_token, eos_token) = (named("bos_token"), named("eos_token"));
+        let eos_id = eos_token.and_then(|token| tokenizer.token_to_id(&token));
+        Ok(Self { tokenizer, template, template_of_videos, bos_token, eos_id, special_ids, marks })
     }
 
     /// The conversation's tokens, each run of features a number still.
@@ -181,8 +157,18 @@ impl ChatTokenizer {
             _ => self.tokenizer.encode(text, !has_bos),
         })
         .map_err(|error| format!("the tokenizer refuses a text: {error}"))?;
-        let is_label = self.labels(&encoding, &filled.answers);
-        Self::runs(&encoding, &is_label, filled).map_err(TextFault::of_settings)
+        let mut is_label = self.labels(&encoding, &filled.answers, conversation.is_document);
+        if let Some(first) = is_label.first_mut().filter(|_| conversation.is_document) {
+            // It is predicted from nothing.
+            *first = false;
+        }
+        let mut tokens = Self::runs(&encoding, &is_label, filled).map_err(TextFault::of_settings)?;
+        if let Some(id) =
+            self.eos_id.filter(|id| conversation.is_document && encoding.get_ids().last() != Some(id))
+        {
+            tokens.push(vec![id], true);
+        }
+        Ok(tokens)
     }
 
     /// Refuses a turn that writes what stands for a medium: the processor would take it for one.
@@ -299,7 +285,7 @@ impl ChatTokenizer {
     }
 
     /// Which tokens carry loss.
-    fn labels(&self, encoding: &Encoding, answers: &[Range<usize>]) -> Vec<bool> {
+    fn labels(&self, encoding: &Encoding, answers: &[Range<usize>], is_document: bool) -> Vec<bool> {
         let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
         let mut is_label = vec![false; ids.len()];
         let mut first = 0;
@@ -314,7 +300,7 @@ impl ChatTokenizer {
                 is_label[token] |= overlaps(&offsets[token]);
                 token += 1;
             }
-            if self.template.has_generation() {
+            if self.template.has_generation() && !is_document {
                 continue;
             }
             // A space inside an answer belongs to it.
@@ -322,7 +308,9 @@ impl ChatTokenizer {
                 let begin = is_label[first..token].iter().position(|label| *label).unwrap_or(last);
                 is_label[first + begin..=first + last].fill(true);
             }
+            // What stands behind a text of a document belongs to a medium.
             if let (Some(&id), Some(&(start, end))) = (ids.get(token), offsets.get(token))
+                && !is_document
                 && start == answer.end
                 && end > start
                 && self.special_ids.binary_search(&id).is_ok()

@@ -53,7 +53,7 @@ pub(super) fn of_part(
 }
 
 /// A path or URL, an object of one, or what came with the record.
-fn named(key: &str, value: &Value) -> Result<MediaSource, String> {
+pub(super) fn named(key: &str, value: &Value) -> Result<MediaSource, String> {
     match value {
         Value::String(text) if text.is_empty() => Err(format!("`{key}`: a path is empty")),
         Value::String(text) if text.starts_with("data:") => {

@@ -348,6 +348,68 @@ fn media_may_stand_in_the_record_itself() {
     );
 }
 
+/// As `DashScope` has them; a table has null where a part has no such field.
+#[test]
+fn a_part_without_a_type_is_what_its_field_says() {
+    let record = json!({"messages": [
+        {"role": "user", "content": [{"image": "a.png"}, {"text": "or", "image": null}, {"image_url": {"url": "b.png"}}]},
+        {"role": "assistant", "content": [{"text": "cups"}]}]});
+    let (conversation, unread) = Conversation::parse_whole(&record).unwrap();
+    assert_eq!(said(&conversation), ["user: <0>or<1>", "assistant: cups"]);
+    assert_eq!(names(&conversation), ["image a.png", "image b.png"]);
+    assert!(unread.is_empty(), "{unread:?}");
+}
+
+/// As OBELICS has them.
+#[test]
+fn documents_are_read_to_their_end() {
+    let record = json!({"images": [null, "a.png", null, null, {"path": "b.png"}],
+        "texts": ["one", null, "two", null, null], "metadata": "[]"});
+    let (document, unread) = Conversation::parse_whole(&record).unwrap();
+    assert!(document.is_document);
+    assert_eq!(said(&document), ["assistant: one<0>two<1>"]);
+    assert_eq!(names(&document), ["image a.png", "image b.png"]);
+    assert_eq!(unread.iter().map(|field| field.name.as_str()).collect::<Vec<_>>(), ["metadata"]);
+    let text = parse(&json!({"text": "one two"}));
+    assert_eq!((text.is_document, said(&text)), (true, vec!["assistant: one two".to_owned()]));
+    // What is written in a picture.
+    let caption = parse(&json!({"images": ["a.png"], "texts": ["STOP"], "caption": "a sign"}));
+    assert_eq!(
+        (caption.is_document, said(&caption)),
+        (false, vec!["user: <0>".to_owned(), "assistant: a sign".to_owned()])
+    );
+}
+
+#[test]
+fn documents_whose_lists_do_not_fit_are_refused() {
+    let broken = [
+        json!({"texts": ["x", null]}),
+        json!({"texts": ["x", null], "images": "a.png"}),
+        json!({"texts": ["x", null], "images": [null]}),
+        json!({"texts": ["x", null], "images": ["a.png", null]}),
+        json!({"texts": ["x", null], "images": [null, ""]}),
+        json!({"texts": ["", null], "images": [null, "a.png"]}),
+        json!({"texts": ["x", null], "images": [null, "a.png"], "video": "b.mp4"}),
+        json!({"text": ""}),
+        // A caption whose picture is not there.
+        json!({"text": "x", "image": null}),
+        json!({"text": "x", "img": "a.png"}),
+    ];
+    let errors: Vec<_> = broken.iter().map(|record| Conversation::parse(record).unwrap_err()).collect();
+    insta::assert_snapshot!(errors.join("\n"), @"
+    `texts` is a list of text, `images` must be there, as long as it is
+    `images`: text, must be a list as long as `texts`
+    `images` has 1 places and `texts` 2: a document must have as many of both
+    `texts[0]` and `images[0]` are both there, a place of a document must have one of them
+    `images[1]`: a path is empty
+    `texts` of a document is empty, must have some text
+    `video` stands beside `texts` of a document, its media must be under `images`
+    `text` of a document is empty, must have some text
+    `conversations` or `messages` is missing: the record has `text`, `image`
+    `img` is `a.png`, media under this name are not read: give it our name in the mixture, `columns: {image: img}`, or list it under `ignore` there
+    ");
+}
+
 #[test]
 fn what_would_be_left_out_is_named() {
     let turns = |turn: Value| json!({"messages": [turn]});
@@ -359,7 +421,8 @@ fn what_would_be_left_out_is_named() {
         turns(json!({"role": "tool", "content": "x"})),
         turns(json!({"role": "user", "content": null})),
         json!({"system": "a", "messages": [{"role": "system", "content": "b"}]}),
-        user(json!([{"text": "x"}])),
+        user(json!([{"texts": "x"}])),
+        user(json!([{"text": "x", "image": "a"}])),
         user(json!([{"type": "box"}])),
         user(json!([{"type": "text"}])),
         user(json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,A!"}}])),
@@ -381,7 +444,7 @@ fn what_would_be_left_out_is_named() {
         json!({"question": "x", "input": "y", "answer": "z"}),
         json!({"query": "x", "history": "y", "response": "z"}),
         json!({"query": "x", "history": [["y"]], "response": "z"}),
-        json!({"images": ["a"], "texts": ["x", null]}),
+        json!({"images": ["a"], "texts": [{"user": "x", "assistant": "y"}, "z"]}),
         json!({"texts": []}),
         json!({"texts": [{"user": "x"}]}),
         json!({"prompt": [{"role": "assistant", "content": "x"}], "completion": []}),
@@ -397,7 +460,8 @@ fn what_would_be_left_out_is_named() {
     `messages[0].role`: `tool`, turns of tools are not read
     `messages[0]`: `value` or `content` is missing
     `messages[0]` is a system turn, and `system` is there too
-    `messages[0].content[0]`: `type` is missing
+    `messages[0].content[0]`: `type` is missing, and no `text`, `image`, `video` or `audio` is there
+    `messages[0].content[0]`: both `text` and `image` are there, and no `type` says which it is
     `messages[0].content[0].type`: `box`, must be text, image, video or audio
     `messages[0].content[0]`: `text` is missing
     `messages[0].content[0].image_url.url`: it is not base64: Invalid symbol 33, offset 1.
@@ -419,7 +483,7 @@ fn what_would_be_left_out_is_named() {
     `input` stands beside `question`, must be part of it: it would be left out
     `history`: text, must be a list of pairs
     `history[0]`: a list, must be a list of a question and its answer
-    `texts[0]`: text, must be an object with `user` and `assistant`: interleaved documents are not read
+    `texts[1]`: text, must be an object with `user` and `assistant`
     `texts` is empty, at least one question is needed
     `texts[0]`: `assistant` is missing
     `prompt` holds an answer, must hold none: it would carry loss; use `messages`

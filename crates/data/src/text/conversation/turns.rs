@@ -8,19 +8,21 @@ use serde_json::Value;
 pub(super) const LISTS: [&str; 2] = ["conversations", "messages"];
 /// Field that lists questions, each with its answer.
 pub(super) const PAIRS: &str = "texts";
-const QUESTIONS: [&str; 4] = ["question", "query", "problem", "instruction"];
+pub(super) const QUESTIONS: [&str; 4] = ["question", "query", "problem", "instruction"];
 const ANSWERS: [&str; 5] = ["answer", "label", "response", "solution", "output"];
 /// A question and its answer where the record has no other question.
-const PROMPT: [&str; 2] = ["prompt", "completion"];
+pub(super) const PROMPT: [&str; 2] = ["prompt", "completion"];
 /// Earlier questions with their answers, beside a question.
 const HISTORY: &str = "history";
 /// What an instruction is about; it stands below the instruction.
 const INPUT: &str = "input";
-const CAPTIONS: [&str; 2] = ["caption", "text"];
+pub(super) const CAPTIONS: [&str; 2] = ["caption", "text"];
 /// Left out, these would change what is asked.
 const PARTS_OF_QUESTIONS: [&str; 3] = [INPUT, "choices", "options"];
 /// Types of parts that are text.
 pub(super) const TEXTS: [&str; 3] = ["text", "input_text", "output_text"];
+/// Fields that say what a part is where it has no `type` (`DashScope`).
+const WITHOUT_TYPE: [&str; 7] = ["text", "image", "image_url", "video", "video_url", "audio", "audio_url"];
 pub(super) const TOOLS: [&str; 3] = ["tools", "tool_calls", "function_call"];
 /// Of a record without turns, how many fields are named, and how many letters of a name are shown.
 const NAMES_MAX: usize = 6;
@@ -120,9 +122,7 @@ fn pairs(record: &Value, list: &Value) -> Result<Turns, String> {
         let place = format!("{PAIRS}[{index}]");
         if !pair.is_object() {
             let kind = type_of(pair);
-            return Err(format!(
-                "`{place}`: {kind}, must be an object with `user` and `assistant`: interleaved documents are not read"
-            ));
+            return Err(format!("`{place}`: {kind}, must be an object with `user` and `assistant`"));
         }
         let of = |speaker| field(pair, speaker).ok_or_else(|| format!("`{place}`: `{speaker}` is missing"));
         let (question, answer) = (of("user")?, of("assistant")?);
@@ -308,10 +308,9 @@ fn one_part(
     pieces: &mut Vec<Piece>,
     marks_media: &mut [bool; 2],
 ) -> Result<(), String> {
-    let part_type = match field(part, "type") {
-        Some(Value::String(name)) => name.as_str(),
-        Some(other) => return Err(format!("`{place}.type`: {}, must be text", type_of(other))),
-        None => return Err(format!("`{place}`: `type` is missing")),
+    let part_type = match type_of_part(part) {
+        Ok(name) => name,
+        Err(fault) => return Err(format!("`{place}{fault}")),
     };
     let kind = match part_type {
         text if TEXTS.contains(&text) => {
@@ -332,6 +331,26 @@ fn one_part(
     let source = media::of_part(place, part, part_type, kind.as_str())?;
     pieces.push(Piece::Placeholder { kind, source });
     Ok(())
+}
+
+/// What a part is: its `type`, or where it has none the one field that says so, as in `{"image": "cat.jpg"}`. An error begins
+/// behind the place of the part.
+pub(super) fn type_of_part(part: &Value) -> Result<&str, String> {
+    match field(part, "type") {
+        Some(Value::String(name)) => return Ok(name),
+        Some(other) => return Err(format!(".type`: {}, must be text", type_of(other))),
+        None => {}
+    }
+    let mut there = WITHOUT_TYPE.into_iter().filter(|name| field(part, name).is_some());
+    match (there.next(), there.next()) {
+        (Some(name), None) => Ok(name),
+        (Some(one), Some(other)) => {
+            Err(format!("`: both `{one}` and `{other}` are there, and no `type` says which it is"))
+        }
+        (None, _) => {
+            Err("`: `type` is missing, and no `text`, `image`, `video` or `audio` is there".to_owned())
+        }
+    }
 }
 
 /// Cuts a text at its marks; whether it has any.

@@ -1,7 +1,7 @@
 //! What a record says beside its conversation.
 
 use super::field;
-use super::turns::{LISTS, PAIRS, TEXTS, TOOLS, is_empty};
+use super::turns::{LISTS, PAIRS, TEXTS, TOOLS, is_empty, type_of_part};
 use crate::source::mixture::MEDIA;
 use crate::source::unread::{UnreadField, is_media_under_its_name, may_be_media, mend, names_media};
 use serde_json::{Map, Value};
@@ -98,7 +98,7 @@ fn walk<'r>(record: &'r Value, read: &[&str], tell: &mut impl FnMut(Level, &'r s
         });
         let Some(content) = content else { continue };
         for part in turn[content].as_array().into_iter().flatten() {
-            let part_type = part["type"].as_str().unwrap_or_default();
+            let part_type = type_of_part(part).unwrap_or_default();
             each(part, |name, value| {
                 if !is_read_of_part(part_type, name) {
                     tell(Level::Part(list, content), name, value);

@@ -61,6 +61,28 @@ fn labels_are_the_answers_and_their_ends() {
     assert_eq!(tokens.label_tokens() as usize, labelled.len());
 }
 
+/// All texts carry loss, and the end; no template writes anything around them.
+#[test]
+fn a_document_is_its_texts_and_media_to_the_end() {
+    let tokenizer = tokenizer();
+    let document = json!({"texts": ["A cup.", null, " Two cups."], "images": [null, "a.png", null]});
+    let document = Conversation::parse(&document).unwrap();
+    let tokens = tokenizer.tokenize(&document, &[&features(2)]).unwrap();
+    let laid_out = tokens.expand();
+    let decoded = |ids: &[u32]| tokenizer.tokenizer.decode(ids, false).unwrap();
+    assert_eq!(decoded(&laid_out.input_ids), "A cup.<image><image> Two cups.<|im_end|>");
+    let labelled: Vec<u32> =
+        laid_out.labels.iter().filter(|&&l| l != NO_LABEL).map(|&l| u32::try_from(l).unwrap()).collect();
+    let first = decoded(&laid_out.input_ids[..1]);
+    assert_eq!(
+        format!("{first}{}", decoded(&labelled)),
+        "A cup. Two cups.<|im_end|>",
+        "the first is predicted from nothing"
+    );
+    assert_eq!(tokens.count(), Some((laid_out.input_ids.len() as u32, laid_out.label_tokens())));
+    assert_eq!(laid_out.label_tokens(), labelled.len() as u32);
+}
+
 #[test]
 fn a_tokenizer_of_another_model_is_refused() {
     let error = |change: fn(&mut Value)| open(change).unwrap_err().to_string();
