@@ -80,7 +80,7 @@ class Case:
             sample.tiles()
 
     def check(self, plan, llm, encoder, condition=None):
-        """A step on all ranks: the loss and each parameter's summed gradient are those of one process."""
+        """A step on all ranks: loss, each parameter's summed gradient and their norm are those of one process."""
         label_tokens = sum(sample.num_targets for sample in self.samples)
         schedule = Schedule.from_json(
             json.dumps(
@@ -104,12 +104,12 @@ class Case:
             loss = parts.step(schedule)
             found = arrays_of({name: p.grad for name, p in parts.gradients.parameters.items()})
             slices = {name: s for piece in parts.pieces.values() for name, s in slices_of(piece).items()}
-            return loss, found, slices
+            return loss, float(parts.gradients.clip(None)), found, slices
 
         found = results(run_ranks(plan.num_ranks, rank, self.directory))
         assert sum(loss for loss, *_ in found) == pytest.approx(self.total / label_tokens, rel=1e-6)
         parts = {}
-        for _, of_rank, slices in found:
+        for _, _, of_rank, slices in found:
             for key, gradient in of_rank.items():
                 gradient, part = torch.from_numpy(gradient), slices.get(key)
                 same = parts.setdefault(key, {}).setdefault(part, gradient)
@@ -119,7 +119,12 @@ class Case:
                 torch.testing.assert_close(same, gradient, rtol=1e-4, atol=1e-7, msg=key)
         gradients = {key: joined(held) for key, held in parts.items()}
         expected = {key: g / label_tokens for key, g in self.expected.items()}
-        check_gradients(gradients, expected, condition or ROUNDED.get(self.name, 1))
+        condition = condition or ROUNDED.get(self.name, 1)
+        check_gradients(gradients, expected, condition)
+        norm = float(torch.stack([g.double().norm() for g in expected.values()]).norm())
+        assert [norm_of for _, norm_of, *_ in found] == pytest.approx(
+            [norm] * len(found), rel=1e-5 * condition
+        )
 
 
 def joined(held):
