@@ -34,8 +34,8 @@ SEED = 5
 class FamilyParts(RankParts):
     """One rank of a run on the samples of a family."""
 
-    def __init__(self, plan, model_dir, store, rank, samples):
-        super().__init__(plan, model_dir, store, rank)
+    def __init__(self, plan, model_dir, store, rank, samples, **options):
+        super().__init__(plan, model_dir, store, rank, **options)
         self.samples = samples
 
     def sample(self, index):
@@ -79,27 +79,24 @@ class Case:
             # Decoded once, before the ranks are forked.
             sample.tiles()
 
-    def check(self, plan, llm, encoder, condition=None):
+    @property
+    def label_tokens(self):
+        """Of all samples."""
+        return sum(sample.num_targets for sample in self.samples)
+
+    def schedule(self, llm, encoder, **fields):
+        """A step of all samples; other fields as in the file."""
+        about = dict.fromkeys(("step", "predicted_makespan_ns", "max_load_ns", "lower_bound_ns"), 0)
+        about |= {"llm": llm, "encoder": encoder, "actions": [], "label_tokens": self.label_tokens}
+        return Schedule.from_json(json.dumps(about | fields))
+
+    def check(self, plan, llm, encoder, condition=None, prepare=None, fields=None):
         """A step on all ranks: loss, each parameter's summed gradient and their norm are those of one process."""
-        label_tokens = sum(sample.num_targets for sample in self.samples)
-        schedule = Schedule.from_json(
-            json.dumps(
-                {
-                    "step": 0,
-                    "llm": llm,
-                    "encoder": encoder,
-                    "actions": [],
-                    "label_tokens": label_tokens,
-                    "predicted_makespan_ns": 0,
-                    "max_load_ns": 0,
-                    "lower_bound_ns": 0,
-                }
-            )
-        )
+        schedule, label_tokens = self.schedule(llm, encoder, **(fields or {})), self.label_tokens
 
         def rank(index):
             store = self.directory / "store"
-            parts = FamilyParts(plan, self.model_dir, store, index, self.samples)
+            parts = FamilyParts(plan, self.model_dir, store, index, self.samples, prepare_pieces=prepare)
             assert parts.mesh.device == CPU
             loss = parts.step(schedule)
             found = arrays_of({name: p.grad for name, p in parts.gradients.parameters.items()})

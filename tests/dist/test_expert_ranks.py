@@ -14,7 +14,9 @@ import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, 
 import torch.distributed as dist
 from conformance import CPU, FLOAT, SETTINGS, write_model
 from ranks import results, run_ranks
-from test_conformance_ranks import Case
+from shards import arrays_of
+from test_compiled_ranks import compiled
+from test_conformance_ranks import Case, FamilyParts
 from tiny_families import CONDITION
 from toy_run import SEED, write_colocated
 
@@ -37,20 +39,19 @@ def placed(samples, dp):
     return [[[last], [0], *nothing], [[]] * dp, [[], list(range(1, last)), *nothing]]
 
 
-def check(case, dp, ep, zero, recompute="none"):
+def check(case, dp, ep, zero, recompute="none", **others):
     """A step of `dp` ranks whose groups of `ep` deal out the experts."""
+    plan, llm, encoder = layout_of(case, dp, ep, zero, recompute)
+    case.check(plan, llm, encoder, CONDITION.get(case.name, 1), **others)
+
+
+def layout_of(case, dp, ep, zero, recompute):
+    """The plan, and the samples of LLM and encoder."""
     llm = placed(case.samples, dp)
-    plan = write_colocated(
-        case.directory / "plan.json",
-        dp,
-        len(llm),
-        zero=zero,
-        recompute=recompute,
-        expert_parallel_degree=ep,
-        global_batch_size=len(case.samples),
-    )
-    encoder = [[[s for s in held if case.samples[s].media] for held in replicas] for replicas in llm]
-    case.check(plan, llm, encoder, CONDITION.get(case.name, 1))
+    fields = {"zero": zero, "recompute": recompute, "expert_parallel_degree": ep}
+    path, num_samples = case.directory / "plan.json", len(case.samples)
+    plan = write_colocated(path, dp, len(llm), global_batch_size=num_samples, **fields)
+    return plan, llm, [[[s for s in held if case.samples[s].media] for held in replicas] for replicas in llm]
 
 
 # Of one rank's experts: two replicas or one; microbatches as they are, or layers that recompute and exchange again.
@@ -81,6 +82,47 @@ def test_a_group_of_four(tmp_path, monkeypatch):
     files[0]["text_config"]["num_experts"] = 8
     monkeypatch.setitem(SETTINGS, NAME, files)
     check(Case(NAME, tmp_path), 4, 4, 3)
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("zero", [3, 0])
+def test_ranks_recompute_the_same_where_the_schedule_says_otherwise(zero, tmp_path):
+    """Easing: each rank as much as its own memory asks. Ranks would meet a different number of times."""
+    modes = [["none", "full"], ["full:1", "none"], ["selective", "selective:1"]]
+    eased = [[{"encoder": "none", "llm": mode} for mode in of_ranks] for of_ranks in modes]
+    check(Case(NAME, tmp_path), 2, 2, zero, "full", fields={"recompute": eased})
+
+
+@pytest.mark.some(0, 1)
+@pytest.mark.parametrize(("zero", "recompute"), [(3, "full"), (0, "none"), (2, "selective")])
+def test_compiled_layers_with_dealt_experts(zero, recompute, tmp_path):
+    check(Case(NAME, tmp_path), 2, 2, zero, recompute, prepare=compiled)
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("zero", [0, 3])
+def test_rows_travel_in_bfloat16(zero, tmp_path):
+    """Gradients are summed in float32, and are those of all experts on each rank up to the rounding of bfloat16."""
+    case = Case(NAME, tmp_path)
+    plan, llm, encoder = layout_of(case, 2, 2, zero, "none")
+    schedule = case.schedule(llm, encoder)
+
+    def rank(index):
+        arguments = (plan, case.model_dir, tmp_path / "store", index, case.samples)
+        parts = FamilyParts(*arguments, dtype=torch.bfloat16)
+        parts.step(schedule)
+        gradients = {name: p.grad for name, p in parts.gradients.parameters.items()}
+        assert {gradient.dtype for gradient in gradients.values()} == {torch.float32}
+        return arrays_of(gradients), slices_of(parts.pieces[1])
+
+    for gradients, slices in results(run_ranks(2, rank, tmp_path)):
+        errors, norms = [], []
+        for name, gradient in gradients.items():
+            expected = case.expected[name] / case.label_tokens
+            expected = slices[name].take(expected) if name in slices else expected
+            errors.append((torch.from_numpy(gradient) - expected).norm())
+            norms.append(expected.norm())
+        assert float(torch.stack(errors).norm()) <= 0.05 * float(torch.stack(norms).norm())
 
 
 @pytest.mark.some(0, 2)

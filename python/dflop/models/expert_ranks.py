@@ -157,7 +157,9 @@ class _DealtForward:
         parameters = list(self._experts.parameters())
         chosen_S = index_TK.reshape(-1)
         by_expert_S = chosen_S.argsort(stable=True)
-        counts_GE = torch.bincount(chosen_S, minlength=degree * own).view(degree, own)
+        # Not by `bincount`, which waits for the device: it asks how many it must count.
+        counts = chosen_S.new_zeros(degree * own).index_add_(0, chosen_S, torch.ones_like(chosen_S))
+        counts_GE = counts.view(degree, own)
         # Of each rank, how many rows it has for each expert of this one.
         held_GE = self._sums.exchange(counts_GE, [1] * degree, [1] * degree)
         sent, received = torch.stack([counts_GE.sum(1), held_GE.sum(1)]).tolist()
