@@ -34,8 +34,8 @@ SEED = 5
 class FamilyParts(RankParts):
     """One rank of a run on the samples of a family."""
 
-    def __init__(self, plan, model_dir, store, rank, samples):
-        super().__init__(plan, model_dir, store, rank)
+    def __init__(self, plan, model_dir, store, rank, samples, **options):
+        super().__init__(plan, model_dir, store, rank, **options)
         self.samples = samples
 
     def sample(self, index):
@@ -79,37 +79,34 @@ class Case:
             # Decoded once, before the ranks are forked.
             sample.tiles()
 
-    def check(self, plan, llm, encoder, condition=None):
-        """A step on all ranks: the loss and each parameter's summed gradient are those of one process."""
-        label_tokens = sum(sample.num_targets for sample in self.samples)
-        schedule = Schedule.from_json(
-            json.dumps(
-                {
-                    "step": 0,
-                    "llm": llm,
-                    "encoder": encoder,
-                    "actions": [],
-                    "label_tokens": label_tokens,
-                    "predicted_makespan_ns": 0,
-                    "max_load_ns": 0,
-                    "lower_bound_ns": 0,
-                }
-            )
-        )
+    @property
+    def label_tokens(self):
+        """Of all samples."""
+        return sum(sample.num_targets for sample in self.samples)
+
+    def schedule(self, llm, encoder, **fields):
+        """A step of all samples; other fields as in the file."""
+        about = dict.fromkeys(("step", "predicted_makespan_ns", "max_load_ns", "lower_bound_ns"), 0)
+        about |= {"llm": llm, "encoder": encoder, "actions": [], "label_tokens": self.label_tokens}
+        return Schedule.from_json(json.dumps(about | fields))
+
+    def check(self, plan, llm, encoder, condition=None, prepare=None, fields=None):
+        """A step on all ranks: loss, each parameter's summed gradient and their norm are those of one process."""
+        schedule, label_tokens = self.schedule(llm, encoder, **(fields or {})), self.label_tokens
 
         def rank(index):
             store = self.directory / "store"
-            parts = FamilyParts(plan, self.model_dir, store, index, self.samples)
+            parts = FamilyParts(plan, self.model_dir, store, index, self.samples, prepare_pieces=prepare)
             assert parts.mesh.device == CPU
             loss = parts.step(schedule)
             found = arrays_of({name: p.grad for name, p in parts.gradients.parameters.items()})
             slices = {name: s for piece in parts.pieces.values() for name, s in slices_of(piece).items()}
-            return loss, found, slices
+            return loss, float(parts.gradients.clip(None)), found, slices
 
         found = results(run_ranks(plan.num_ranks, rank, self.directory))
         assert sum(loss for loss, *_ in found) == pytest.approx(self.total / label_tokens, rel=1e-6)
         parts = {}
-        for _, of_rank, slices in found:
+        for _, _, of_rank, slices in found:
             for key, gradient in of_rank.items():
                 gradient, part = torch.from_numpy(gradient), slices.get(key)
                 same = parts.setdefault(key, {}).setdefault(part, gradient)
@@ -119,7 +116,12 @@ class Case:
                 torch.testing.assert_close(same, gradient, rtol=1e-4, atol=1e-7, msg=key)
         gradients = {key: joined(held) for key, held in parts.items()}
         expected = {key: g / label_tokens for key, g in self.expected.items()}
-        check_gradients(gradients, expected, condition or ROUNDED.get(self.name, 1))
+        condition = condition or ROUNDED.get(self.name, 1)
+        check_gradients(gradients, expected, condition)
+        norm = float(torch.stack([g.double().norm() for g in expected.values()]).norm())
+        assert [norm_of for _, norm_of, *_ in found] == pytest.approx(
+            [norm] * len(found), rel=1e-5 * condition
+        )
 
 
 def joined(held):

@@ -124,13 +124,16 @@ def plan_of(run, layout, recompute, recipe):
     """The changes of a request that trains on a layout.
 
     (encoder dp, LLM dp, LLM pp), or with tensor degrees of both behind them; colocated on (replicas, zero), or
-    (replicas, zero, tensor degree, "colocated"); of the LLM alone with "whole encoders".
+    (replicas, zero, tensor degree, "colocated"); of the LLM alone with "whole encoders"; (replicas, zero, ranks of
+    an expert group, "experts").
     """
     path = run.folder / "plan.json"
     sizes = {"global_batch_size": BATCH, "recompute": recompute}
     if len(layout) in (2, 4):
         dp, zero, tensor = (*layout, 1)[:3]
         degrees = {"encoder_tp": 1 if layout[-1] == "whole encoders" else tensor, "llm_tp": tensor}
+        if layout[-1] == "experts":
+            degrees = {"expert_parallel_degree": tensor}
         plan = write_colocated(path, dp, MICROBATCHES, zero=zero, **degrees, **sizes)
     else:
         encoder_tp, llm_tp = layout[3:] or (1, 1)
@@ -141,7 +144,7 @@ def plan_of(run, layout, recompute, recipe):
 
 
 @pytest.fixture(autouse=True)
-def _steady(monkeypatch):
+def steady(monkeypatch):
     """An epsilon beside which a gradient that is nothing but rounding changes no weight, in the run and in the loop.
 
     With PyTorch's 1e-8 such a weight makes a step of any size up to the learning rate, and moves all others.
@@ -152,13 +155,24 @@ def _steady(monkeypatch):
 @pytest.mark.some(1, 8)
 @pytest.mark.parametrize(("name", "recipe", "layout", "recompute"), [*IN_SUITE, *others()], ids=str)
 def test_an_export_is_that_of_a_plain_loop(name, recipe, layout, recompute, tmp_path):
-    run = FamilyRun(name, tmp_path / "demo", BATCH, MICROBATCHES)
+    check_trained(
+        FamilyRun(name, tmp_path / "demo", BATCH, MICROBATCHES), recipe, layout, recompute, tmp_path
+    )
+
+
+def check_trained(run, recipe, layout, recompute, tmp_path, **train):
+    """Three steps, and the export."""
     config = load_config(str(run.folder / "dflop.yaml"))
-    config["train"] |= {"recipe": recipe, "max_grad_norm": None, "seed": SEED, **LORA}
+    config["train"] |= {"recipe": recipe, "max_grad_norm": None, "seed": SEED, **LORA, **train}
     out = tmp_path / "run"
     asked = request(run.folder, out, config=config, **plan_of(run, layout, recompute, recipe))
     ranks = run_training(asked, tmp_path)
     assert set(results(ranks)) == {0}, "\n".join(rank.stderr for rank in ranks)
+    check_steps(run, recipe, out, tmp_path)
+
+
+def check_steps(run, recipe, out, tmp_path):
+    """The losses of the three steps of a run, and its export, are those of a plain loop."""
     metrics, turns = (lines(out / f"{journal}.jsonl") for journal in ("metrics", "schedules"))
     assert len(turns) == 3
     # The other recipes start from the same model.
@@ -193,7 +207,7 @@ def test_an_export_is_that_of_a_plain_loop(name, recipe, layout, recompute, tmp_
             error = float((value - wanted)[is_told].norm())
             # A float32 near 1 has no finer grain than this.
             grain = torch.finfo(torch.float32).eps * float(wanted[is_told].norm())
-            assert error <= max(TOLERANCE * CONDITION.get(name, 1) * way, grain), key
+            assert error <= max(TOLERANCE * CONDITION.get(run.name, 1) * way, grain), key
     assert num_told > 0.9 * num_trained > 0
     # What no gradient reaches is as it was, and decided where tokens went.
     of_loop = kept_buffers(loop.model)

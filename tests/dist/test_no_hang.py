@@ -19,6 +19,7 @@ LAYOUTS = {
     "zero 1": ("colocated", 3, {"zero": 1}),
     "zero 2": ("colocated", 4, {"zero": 2}),
     "zero 3": ("colocated", 4, {"zero": 3}),
+    "dealt experts": ("colocated", 4, {"zero": 1, "expert_parallel_degree": 2}),
     "hybrid": ("colocated", 4, {"zero": 3, "shard_ranks": 2}),
     "hybrid of states": ("colocated", 4, {"zero": 1, "shard_ranks": 2}),
     "hybrid of gradients": ("colocated", 4, {"zero": 2, "shard_ranks": 2}),

@@ -103,13 +103,14 @@ def test_ranks_that_meet_know_the_largest_of_their_numbers(tmp_path):
         assert found == [-1, -16, *([36 + 2**40] if index in some else []), 100]
 
 
-@pytest.mark.parametrize("zero", [0, 3])
-def test_colocated_ranks_run_both_components(zero, demo, tmp_path):
-    """Three ranks that each hold all: every list has both stages; under ZeRO-3 they start each action together."""
+@pytest.mark.parametrize(("zero", "ep"), [(0, 1), (3, 1), pytest.param(0, 3, marks=pytest.mark.more)])
+def test_colocated_ranks_run_both_components(zero, ep, demo, tmp_path):
+    """Three ranks that each hold all: every list has both stages; where they meet they start each action together."""
     plan = json.loads((demo / "plan.json").read_text())
     degrees = {"tensor_parallel_degree": 1, "pipeline_parallel_degree": 1, "data_parallel_degree": 3}
     plan["best"]["layout"] = {"encoder": degrees, "llm": degrees, "placement": "colocated", "zero": zero}
-    path = demo / f"plan_colocated_{zero}.json"
+    plan["best"]["layout"]["expert_parallel_degree"] = ep
+    path = demo / f"plan_colocated_{zero}_{ep}.json"
     path.write_text(json.dumps(plan))
     out = tmp_path / "out"
     wanted = {"speed": SPEED, "slow_ranks": [], "slow_shapes": None, "network_latency_ns": 0, "kill": None}

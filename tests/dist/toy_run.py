@@ -12,6 +12,7 @@ from dflop._native import Plan, Schedule
 from dflop.data.dataset import Sample
 from dflop.data.shares import share_of
 from dflop.models import load_adapter
+from dflop.models.expert_ranks import add_exchange
 from dflop.models.recipes import freeze, trains_tower
 from dflop.models.sums import Sums
 from dflop.models.tensor import add_collectives
@@ -209,6 +210,8 @@ class RankParts:
             group = self.mesh.group_of(stage)
             if group is not None:
                 add_collectives(piece, Sums(group))
+            if self.mesh.expert_group is not None:
+                add_exchange(piece, Sums(self.mesh.expert_group))
         self.gradients = gradients_of(self.pieces, self.mesh, dtype)
         self.recorder = SpanRecorder(rank, device)
         self.adapter = adapter
@@ -225,7 +228,8 @@ class RankParts:
             layers = range(first, first + num)
             return adapter.build_encoder(self.mesh.device, dtype, SEED, layers, tensor=tensor)
         first, num = self.mesh.plan.llm_layers(stage, adapter.num_llm_layers)
-        return adapter.build_llm_stage(first, num, self.mesh.device, dtype, SEED, tensor=tensor)
+        dealt = {"tensor": tensor, "experts": self.mesh.expert_rank}
+        return adapter.build_llm_stage(first, num, self.mesh.device, dtype, SEED, **dealt)
 
     def sample(self, index):
         """In the form of the runtime."""

@@ -25,7 +25,6 @@ from dflop.runtime.rehearsal import (
     StepTimes,
     rehearsed_work,
 )
-from dflop.runtime.rehearse import gathers_layers
 
 NO_TIMES = StepTimes({}, 0, 0)
 
@@ -130,7 +129,7 @@ class VirtualRank:
             plan.tensor(rank),
         )
         clock = DeviceClock(0, [0] * plan.num_ranks, lambda: 0, lambda _: None)
-        together = Meeting(range(plan.num_ranks), rank, "meeting") if gathers_layers(plan) else None
+        together = Meeting(range(plan.num_ranks), rank, "meeting") if plan.meets_in_layers else None
         self.stages = {
             stage: RehearsedStage(self.mesh, clock, stage, Fate(0, None), together)
             for stage in self.mesh.stages

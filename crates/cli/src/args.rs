@@ -147,7 +147,7 @@ pub(crate) struct Plan {
     pub(crate) objective: Option<Objective>,
     /// Look at a part of the candidates only, for example `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
     ///
-    /// Fields: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave (chunks of layers on each pipeline rank), colocated
+    /// Fields: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave (chunks of layers on each pipeline rank), llm.ep (ranks among which experts are dealt out), colocated
     /// (true, false), zero (0 to 3), recompute (none, selective, full, full:K: K layers of each stage) of both components, encoder.recompute, llm.recompute, cut (even, uneven), rank_order (tp-pp-dp: stages of a replica are neighbours; tp-dp-pp: replicas of a stage), shard_ranks
     /// (replicas over which ZeRO cuts: fewer than all of them hold copies beside each other).
     #[arg(long, value_name = "FIELD=VALUE,...", value_parser = only)]

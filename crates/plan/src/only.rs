@@ -27,6 +27,7 @@ pub struct Only {
     llm_pp: Option<u32>,
     llm_dp: Option<u32>,
     llm_interleave: Option<u32>,
+    llm_ep: Option<u32>,
     placement: Option<Placement>,
     zero: Option<Zero>,
     encoder_recompute: Option<Recompute>,
@@ -74,7 +75,7 @@ pub enum ParseOnlyError {
     Twice(&'static str),
 }
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "encoder.tp",
     "encoder.pp",
     "encoder.dp",
@@ -82,6 +83,7 @@ const NAMES: [&str; 15] = [
     "llm.pp",
     "llm.dp",
     "llm.interleave",
+    "llm.ep",
     "colocated",
     "zero",
     "recompute",
@@ -140,6 +142,7 @@ impl FromStr for Only {
                 "llm.pp" => only.llm_pp = degree()?,
                 "llm.dp" => only.llm_dp = degree()?,
                 "llm.interleave" => only.llm_interleave = degree()?,
+                "llm.ep" => only.llm_ep = degree()?,
                 "shard_ranks" => only.shard_ranks = degree()?,
                 "colocated" => {
                     only.placement = Some(match value {
@@ -192,6 +195,7 @@ impl fmt::Display for Only {
             number("llm.pp", self.llm_pp),
             number("llm.dp", self.llm_dp),
             number("llm.interleave", self.llm_interleave),
+            number("llm.ep", self.llm_ep),
             self.placement.map(|placement| format!("colocated={}", placement == Placement::Colocated)),
             number("zero", self.zero.map(|zero| u32::from(u8::from(zero)))),
             mode("recompute", of_both),
@@ -231,6 +235,7 @@ impl Only {
             && is(self.llm_pp, layout.llm.pp)
             && is(self.llm_dp, layout.llm.dp)
             && is(self.llm_interleave, layout.llm_interleave)
+            && is(self.llm_ep, layout.expert_parallel_degree)
             && self.placement.is_none_or(|placement| placement == layout.placement)
     }
 
@@ -252,6 +257,11 @@ impl Only {
         }
         if more_than_one(self.llm_interleave) && self.llm_pp == Some(1) {
             return Some("and `llm.interleave` needs `llm.pp` of 2 or more".to_owned());
+        }
+        if more_than_one(self.llm_ep)
+            && (is_pipeline || more_than_one(self.llm_tp) || more_than_one(self.encoder_tp))
+        {
+            return Some("and experts are dealt out over colocated ranks of tp 1 alone".to_owned());
         }
         if self.placement == Some(Placement::Colocated) {
             if is_pipeline {
@@ -341,7 +351,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,llm.interleave=2,colocated=false,zero=1,recompute=full,cut=even,rank_order=tp-dp-pp,shard_ranks=8";
+        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,llm.interleave=2,llm.ep=1,colocated=false,zero=1,recompute=full,cut=even,rank_order=tp-dp-pp,shard_ranks=8";
         let only: Only = text.parse().unwrap();
         assert_eq!(only.to_string(), text);
         assert_eq!("".parse::<Only>(), Ok(Only::default()));
@@ -381,6 +391,8 @@ mod tests {
             "and 32 replicas do not divide into shards of 5"
         );
         assert_eq!(why("colocated=true,llm.tp=2,shard_ranks=4", 64), "");
+        let alone = "and experts are dealt out over colocated ranks of tp 1 alone";
+        assert_eq!([why("llm.ep=2,llm.tp=2", 8), why("llm.ep=2,llm.pp=2", 8)], [alone; 2]);
         let gathered = "and the ranks of a pipeline do not gather parameters (`zero=3`)";
         assert_eq!([why("zero=3,llm.pp=2", 8), why("colocated=false,zero=3", 8)], [gathered; 2]);
         assert_eq!(why("cut=uneven,llm.pp=3", 8), "where an even cut is the best, no other is tried");
@@ -421,7 +433,7 @@ mod tests {
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
         assert_eq!(
             error("dp=2"),
-            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave, colocated, zero, recompute, encoder.recompute, llm.recompute, cut, rank_order, shard_ranks"
+            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave, llm.ep, colocated, zero, recompute, encoder.recompute, llm.recompute, cut, rank_order, shard_ranks"
         );
     }
 }

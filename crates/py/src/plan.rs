@@ -115,6 +115,21 @@ impl Plan {
     }
 
     #[getter]
+    fn expert_parallel_degree(&self) -> u32 {
+        self.0.best.layout.expert_parallel_degree
+    }
+
+    /// The expert group of a rank; its own number where experts are not dealt out.
+    fn expert_group(&self, rank: u32) -> u32 {
+        self.0.best.layout.expert_group(Rank(rank)).unwrap_or(rank)
+    }
+
+    #[getter]
+    fn meets_in_layers(&self) -> bool {
+        self.0.best.layout.meets_in_layers()
+    }
+
+    #[getter]
     fn encoder_recompute(&self) -> String {
         self.0.best.recompute.encoder.to_string()
     }

@@ -6,7 +6,7 @@ use crate::lists::Lists;
 use crate::rows::DurationRows;
 use crate::wiring::{Feeds, Rows, Source, WiredRow};
 use dflop_types::{
-    Action, ActionKind, Component, ComponentLayout, Layout, PipelineOrder, Rank, RankOrder, StageIndex, Zero,
+    Action, ActionKind, Component, ComponentLayout, Layout, PipelineOrder, Rank, RankOrder, StageIndex,
 };
 use serde::{Deserialize, Serialize};
 
@@ -238,12 +238,12 @@ impl StepInput {
         }
     }
 
-    /// Whether all ranks start each action together. They do if they gather the parameters of each layer (ZeRO-3). If
-    /// several groups of ranks hold copies, these groups also wait for each other: gradients are reduced over them after
+    /// Whether all ranks start each action together. They do if they gather the parameters of each layer (ZeRO-3), or exchange
+    /// rows with the experts of others (taken as all ranks; it is those of an expert group). If several groups of ranks hold copies, these groups also wait for each other: gradients are reduced over them after
     /// each layer's backward.
     pub(crate) fn meets(&self) -> bool {
         let layout = self.layout;
-        layout.is_colocated() && layout.zero == Zero::Parameters && layout.shard_degree(Component::Llm) > 1
+        layout.meets_in_layers() && (layout.has_expert_groups() || layout.shard_degree(Component::Llm) > 1)
     }
 
     /// Rows of `stage`, replica by replica.

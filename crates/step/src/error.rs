@@ -72,6 +72,14 @@ pub enum StepError {
         /// The layout.
         layout: Box<Layout>,
     },
+    /// Experts are dealt out over ranks that do not each hold encoder and LLM backbone whole.
+    #[error(
+        "layout `{layout}` is not supported: experts are dealt out (`expert_parallel_degree` above 1) only over colocated ranks of tp 1"
+    )]
+    Experts {
+        /// The layout.
+        layout: Box<Layout>,
+    },
     /// The cost model is one of layers cut over another number of ranks than the layout says.
     #[error("layout has {component} tp {wanted}, the cost model predicts tp {predicted}")]
     TensorDegree {
@@ -311,6 +319,7 @@ impl Hint for StepError {
             Self::ColocatedLists { .. } => "make the schedule anew, without `actions`",
             Self::ForeignSchedule { .. }
             | Self::Unsupported { .. }
+            | Self::Experts { .. }
             | Self::Interleave { .. }
             | Self::CutLayers { .. }
             | Self::TensorDegree { .. }

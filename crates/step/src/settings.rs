@@ -44,7 +44,7 @@ impl StepSettings {
     /// Layers that each stage of the LLM backbone holds. If stages are interleaved, each chunk is a stage.
     ///
     /// # Errors
-    /// [`StepError::Unsupported`], [`StepError::Interleave`], [`StepError::Zero`], [`StepError::StagesExceedLayers`], [`StepError::CutLayers`],
+    /// [`StepError::Unsupported`], [`StepError::Experts`], [`StepError::Interleave`], [`StepError::Zero`], [`StepError::StagesExceedLayers`], [`StepError::CutLayers`],
     /// [`StepError::UnsupportedOrder`], [`StepError::NoSplit`], [`StepError::TensorDegree`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
@@ -58,6 +58,9 @@ impl StepSettings {
         let is_divided = layout
             .shard_ranks
             .is_none_or(|ranks| encoder.dp.is_multiple_of(ranks) && llm.dp.is_multiple_of(ranks));
+        if layout.has_expert_groups() && (!is_colocated || encoder != llm || llm.tp > 1) {
+            return Err(StepError::Experts { layout: Box::new(layout) });
+        }
         if !is_placed || !is_divided {
             return Err(StepError::Unsupported { layout: Box::new(layout) });
         }
@@ -69,6 +72,7 @@ impl StepSettings {
             ("layout.llm.data_parallel_degree", llm.dp),
             ("layout.llm.pipeline_parallel_degree", llm.pp),
             ("layout.llm_interleave", layout.llm_interleave),
+            ("layout.expert_parallel_degree", layout.expert_parallel_degree),
             ("num_microbatches", self.num_microbatches),
         ] {
             if value == 0 {

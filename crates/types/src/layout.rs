@@ -6,7 +6,7 @@ use crate::index::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Chunks of a rank where stages are not interleaved.
+/// Chunks of a rank where stages are not interleaved, and ranks of an expert group where experts are not dealt out.
 const fn one() -> u32 {
     1
 }
@@ -35,6 +35,9 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// equal, and the group holds replica r of the encoder, too. Or the encoder's layers are whole (`tp` 1) beside an LLM backbone
 /// that is cut: each rank then holds a replica of the encoder ([`Layout::encoders_per_group`]). Each component is one stage: the
 /// encoder stage 0, the LLM backbone stage 1.
+///
+/// *Expert parallel*: of colocated ranks without tensor groups, `expert_parallel_degree` that follow each other form an *expert
+/// group* and deal out the experts of each layer among them ([`Layout::expert_group`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Layout {
     /// Degrees of the encoder.
@@ -63,6 +66,9 @@ pub struct Layout {
     /// Which tensor groups of a component stand next to each other.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rank_order: RankOrder,
+    /// Ranks among which the experts of each layer are dealt out, at least 1; 1: every rank holds all of them.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub expert_parallel_degree: u32,
 }
 
 /// Replicas of a component that [`Layout::borders_across_nodes`] looks at, at most.
@@ -106,6 +112,7 @@ impl Layout {
             llm_cut: None,
             llm_interleave: 1,
             rank_order: RankOrder::TpPpDp,
+            expert_parallel_degree: 1,
         }
     }
 
@@ -379,6 +386,7 @@ impl Layout {
             problems.push(format!("{name}.zero: 3, {rule}"));
         }
         self.check_interleave(name, problems);
+        self.check_experts(name, problems);
         let cuts = [("encoder", Component::Encoder), ("llm", Component::Llm)];
         for (component, of) in cuts {
             let (cut, stages) = self.cut_of(of);
@@ -439,6 +447,9 @@ impl fmt::Display for Layout {
                 )?;
             }
         }
+        if self.has_expert_groups() {
+            write!(f, ", ep {}", self.expert_parallel_degree)?;
+        }
         if self.zero != Zero::Nothing {
             write!(f, ", zero {}", u8::from(self.zero))?;
         }
@@ -453,6 +464,7 @@ impl fmt::Display for Layout {
     }
 }
 
+mod experts;
 mod groups;
 #[cfg(test)]
 mod tests;

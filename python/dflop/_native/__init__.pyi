@@ -334,6 +334,12 @@ class Plan:
     """What is cut over replicas: 1 optimizer states, 2 also gradients, 3 also parameters; 0 nothing."""
     shard_ranks: int | None
     """Over how many consecutive replicas that is cut; None: over all replicas of a component."""
+    expert_parallel_degree: int
+    """Consecutive ranks among which the experts of each layer are dealt out: an expert group; 1 where every rank
+    holds all experts."""
+    meets_in_layers: bool
+    """Whether ranks wait for each other within layers: they gather parameters there (`zero` 3), or exchange rows
+    with the experts of other ranks."""
     encoder_recompute: str
     """What the encoder's layers recompute at most: `none`, `selective`, `full`, `selective:K` or `full:K`, K
     layers of a stage. A schedule may ask for less in a microbatch (`Schedule.recompute`)."""
@@ -352,6 +358,8 @@ class Plan:
     encoder, else 1."""
     num_groups: int
     """Tensor groups of the whole layout."""
+    def expert_group(self, rank: int) -> int:
+        """The number of a rank's expert group: `rank // expert_parallel_degree`."""
     def rank(self, replica: int, stage: int, tensor: int = 0) -> int:
         """The rank at position `tensor` of the tensor group that holds `stage` of `replica`."""
     def encoder_replica(self, rank: int) -> int | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from dflop.models.expert_ranks import ALL_EXPERTS
 from dflop.models.tensor import WHOLE
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from dflop.models.expert_ranks import ExpertRank
     from dflop.models.media import MediaFile
     from dflop.models.tensor import TensorRank
 
@@ -205,6 +207,7 @@ class ModelAdapter(Protocol):
         seed: int | None,
         *,
         tensor: TensorRank = WHOLE,
+        experts: ExpertRank = ALL_EXPERTS,
     ) -> nn.Module:
         """A run of layers of the LLM backbone.
 
@@ -212,7 +215,8 @@ class ModelAdapter(Protocol):
         Without a seed as in `build_encoder`.
         `forward(batch: LlmInput, incoming: Tensor) -> Tensor`: `incoming` is features_ED [E, D] for the first
         stage and hidden_TD [T, D] for the others; the result is hidden_TD, or, from the last stage, the sum
-        of the cross entropy over all targets (a scalar, float32), not divided by anything.
+        of the cross entropy over all targets (a scalar, float32), not divided by anything. `experts` says for
+        which rank of an expert group to build; `add_exchange` then makes the ranks give the whole result.
         """
         ...
 

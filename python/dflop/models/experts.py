@@ -55,7 +55,7 @@ def with_experts(text: Any, layer: LayerPlan, mlp: tuple[Cut, ...]) -> LayerPlan
         # Norms and router stand before the rows are gathered.
         return dataclasses.replace(
             layer,
-            cuts=(*layer.cuts, *mlp, *experts("experts")),
+            cuts=(*layer.cuts, *mlp, *experts(experts_path(text))),
             entries=(*layer.entries, "experts"),
             between=(*layer.between, *_NORMS_BESIDE, "router", "router.proj"),
         )
@@ -73,7 +73,7 @@ def with_experts(text: Any, layer: LayerPlan, mlp: tuple[Cut, ...]) -> LayerPlan
         gate = ("mlp.shared_expert_gate",)
     return dataclasses.replace(
         layer,
-        cuts=(*layer.cuts, *experts("mlp.experts"), *shared),
+        cuts=(*layer.cuts, *experts(experts_path(text)), *shared),
         # Experts, and what all tokens read, are summed once.
         exits=("mlp",),
         partial=("mlp.gate", *gate),
@@ -90,6 +90,18 @@ def experts_field(text: Any) -> str:
         The field of `text_config`.
     """
     return "n_routed_experts" if text.model_type in WITH_DENSE_FIRST else "num_experts"
+
+
+def experts_path(text: Any) -> str:
+    """Path of the module that has the experts' parameters, inside a layer.
+
+    Args:
+        text: configuration of a backbone with experts.
+
+    Returns:
+        The path.
+    """
+    return "experts" if text.model_type in BESIDE_MLP else "mlp.experts"
 
 
 def num_experts(text: Any) -> int:

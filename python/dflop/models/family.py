@@ -16,6 +16,7 @@ import torch
 from dflop.models.adapter import AttentionShape
 from dflop.models.backbone import LlmStage, backbone_rules, layer_plan
 from dflop.models.encoder import Encoder, EncoderRun, cut_to, numbered
+from dflop.models.expert_ranks import ALL_EXPERTS, deal_experts
 from dflop.models.layer_kinds import heads_of
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dflop.models.adapter import EncoderInput, MediaGrid
+    from dflop.models.expert_ranks import ExpertRank
     from dflop.models.media import MediaFile
     from dflop.models.rules import Rule
     from dflop.models.tensor import LayerPlan, TensorRank
@@ -362,6 +364,7 @@ class FamilyAdapter(ABC):
         seed: int | None,
         *,
         tensor: TensorRank = WHOLE,
+        experts: ExpertRank = ALL_EXPERTS,
     ) -> LlmStage:
         """A run of layers of the backbone; see `ModelAdapter.build_llm_stage`.
 
@@ -375,6 +378,7 @@ class FamilyAdapter(ABC):
             dtype: of its parameters.
             seed: the values depend on it and on the parameters' names alone; none: no values yet.
             tensor: rank of a tensor group whose part of layers and vocabulary is built.
+            experts: rank of an expert group whose experts are built.
 
         Returns:
             `forward(LlmInput, incoming) -> hidden_TD`, or the summed loss from the last stage.
@@ -392,6 +396,7 @@ class FamilyAdapter(ABC):
         stage = LlmStage(whole, range(first_layer, last), first_layer == 0, last == self.num_llm_layers)
         if tensor.degree > 1:
             stage.cut(self.llm_plan, tensor)
+        deal_experts(stage.layers_in_order(), self.text, experts)
         materialise(stage, device, dtype, seed, self.std, self.fill)
         return stage
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -151,6 +151,24 @@ def modes_of(mode: str, num_layers: int) -> list[str]:
         raise ValueError(message)
     num_first = min(int(number), num_layers)
     return [name] * num_first + [of_rest] * (num_layers - num_first)
+
+
+def most_of(modes: Iterable[str]) -> str:
+    """The mode that recomputes most.
+
+    Args:
+        modes: As `modes_of` has them, at least one.
+
+    Returns:
+        One of them.
+    """
+
+    def rank(mode: str) -> tuple[int, float]:
+        name, _, number = mode.partition(":")
+        # `full:K` lies between `selective`, of all layers, and `full`.
+        return MODES.index(name), float(number or "inf")
+
+    return max(modes, key=rank)
 
 
 @contextmanager

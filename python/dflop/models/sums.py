@@ -1,4 +1,4 @@
-"""What ranks that share layers do together: all-reduce, all-gather and reduce-scatter of rows, broadcast."""
+"""What ranks that share layers do together: sums, gathers, exchanges of rows, broadcasts."""
 
 from __future__ import annotations
 
@@ -66,6 +66,25 @@ class Sums:
             return own_RD.copy_(summand_SD[: own_RD.shape[0]])
         dist.reduce_scatter_tensor(own_RD, summand_SD.contiguous(), group=self.group)
         return own_RD
+
+    def exchange(self, rows_SD: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """Rows of this rank to each rank, and those of each rank for this one (an all-to-all).
+
+        Every rank of the group must call it; blocks until the rows are there.
+
+        Args:
+            rows_SD: [S, D], those for the first rank first.
+            sent: how many of them are for each rank.
+            received: how many rows each rank has for this one.
+
+        Returns:
+            [R, D], in the order of the ranks. While silent, this rank's rows as they are.
+        """
+        if self.is_silent:
+            return rows_SD
+        rows_RD = rows_SD.new_empty(sum(received), rows_SD.shape[1])
+        dist.all_to_all_single(rows_RD, rows_SD.contiguous(), received, sent, group=self.group)
+        return rows_RD
 
     def spread(self, tensor: torch.Tensor) -> None:
         """Replaces the tensor, in place, by that of the first rank (a broadcast).

@@ -8,6 +8,8 @@ hybrid, shard_ranks 2    shards:      0 1 | 2 3      copies of a shard:   0 2 | 
 A head tied to the embedding, on another stage than it: 0 1 hold the one, 4 5 the other
 copies (ZeRO-0)          one group:   0 1 4 5
 shards (ZeRO-1, 2)       each stage:  0 1 | 4 5      ends of a shard:     0 4 | 1 5
+
+Experts dealt out over 2 of 4 ranks: 0 2 hold some, 1 3 the others; two sets of holders, beside 0 1 2 3
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def holder_groups(
 
     Args:
         holders: Each set of ranks that hold the same parameters, on every rank alike.
-        cut: The sets whose parameters are cut. One of `holders` may be several of them together.
+        cut: The sets whose parameters are cut, if only into one shard. One of `holders` may be several of
+            them together.
         rank: This one.
         shard_degree: Among how many of its holders a parameter is cut, those that follow each other; it
             divides their number. None: among all.
@@ -70,7 +73,7 @@ def holder_groups(
             connect_group(ends, device)
             found[ranks] = HolderGroups(None, None, ends)
             continue
-        if ranks not in cut or len(ranks) == 1:
+        if ranks not in cut:
             # Collective over all ranks, those outside the group too.
             group = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
             whole = group if isinstance(group, dist.ProcessGroup) else None

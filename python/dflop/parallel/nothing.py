@@ -6,6 +6,9 @@
 Ranks that meet in every layer hang if one of them leaves a layer out. A microbatch of text alone has nothing
 for the encoder; a rank may have no sample of a microbatch at all. Such a rank runs this instead. FSDP2 meets
 in hooks around the forward of each unit. Those hooks run here too; only the forward within does nothing.
+
+Where experts are dealt out, ranks meet in the layers that have them, whatever is sharded. There the pass
+brings no rows, and this rank's experts run on those of the others.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from dflop.models.expert_ranks import dealt_experts, no_rows
+from dflop.models.recompute import NONE, recomputing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,9 +109,11 @@ def tie_unused(piece: nn.Module, layers: Sequence[nn.Module]) -> None:
 
 
 class NothingPass:
-    """Forward and backward of nothing through the units of a piece that FSDP2 has sharded."""
+    """Forward and backward of nothing through the units of a piece, which FSDP2 may have sharded."""
 
-    def __init__(self, piece: nn.Module, units: Units, takes_hidden: bool) -> None:
+    def __init__(
+        self, piece: nn.Module, units: Units, takes_hidden: bool, *, gives_zeros: bool = True
+    ) -> None:
         """Nothing done.
 
         Args:
@@ -113,20 +121,29 @@ class NothingPass:
             units: Its other units.
             takes_hidden: Whether what comes into the piece wants a gradient, as features and hidden states
                 do.
+            gives_zeros: Whether each backward sums gradients over ranks (ZeRO-3), so that this rank must have
+                some, of zeros.
         """
         self._piece = piece
         self._takes_hidden = takes_hidden
+        self._gives_zeros = gives_zeros
+        self._experts = {layer: dealt_experts(layer) for layer in units.layers}
+        self._has_experts = any(experts is not None for experts in self._experts.values())
         self._units = units
         self._before, self._after = _outside(piece, units.in_order())
         self._is_filling = False
 
-    def forward(self) -> torch.Tensor:
+    def forward(self, recompute: str = NONE) -> torch.Tensor:
         """Meets the other ranks as a forward of samples does.
+
+        Args:
+            recompute: What layers recompute in this microbatch on the ranks that have samples, as
+                `recompute.modes_of` has it: where experts are dealt out ranks meet in that, too.
 
         Returns:
             A number to call `backward` on, if it requires a gradient.
         """
-        return self._forward(self._takes_hidden)
+        return self._forward(self._takes_hidden, recompute if self._has_experts else NONE)
 
     def finish(self) -> None:
         """Forward and backward at the end of a step: gradients that there are stay, others are zeros."""
@@ -136,9 +153,9 @@ class NothingPass:
         finally:
             self._is_filling = False
 
-    def _forward(self, takes_hidden: bool) -> torch.Tensor:
+    def _forward(self, takes_hidden: bool, recompute: str = NONE) -> torch.Tensor:
         device = next(self._piece.parameters()).device
-        with self._replaced():
+        with self._replaced(), recomputing(self._units.layers, recompute):
             return self._piece(torch.zeros((), device=device, requires_grad=takes_hidden))
 
     def _through_units(self, passed: torch.Tensor) -> torch.Tensor:
@@ -159,20 +176,36 @@ class NothingPass:
         return self._touch(passed, [self._piece.get_parameter(name) for name in names])
 
     def _touch(self, passed: torch.Tensor, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+        if not (self._gives_zeros or self._is_filling):
+            return passed
         wanting = [p for p in _trained(parameters) if p.grad is None or not self._is_filling]
         return _Zeros.apply(passed, *wanting)
 
     @contextmanager
     def _replaced(self) -> Iterator[None]:
-        """While it lasts, the forward of each unit does nothing but touch its parameters."""
+        """While it lasts, the forward of each unit does nothing but touch its parameters.
+
+        Dealt experts run, on the rows of other ranks, but at the end of a step.
+        """
 
         def of_unit(unit: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-            return lambda passed: self._touch(passed, list(unit.parameters()))
+            experts = self._experts.get(unit)
+            inside = set() if experts is None else set(experts.modules())
+            owners = [module for module in unit.modules() if module not in inside]
 
-        forwards = [
-            (self._piece, self._through_units),
-            *((unit, of_unit(unit)) for unit in self._units.in_order()),
-        ]
+            def forward(passed: torch.Tensor) -> torch.Tensor:
+                own = dict.fromkeys(p for owner in owners for p in owner.parameters(recurse=False))
+                passed = self._touch(passed, list(own))
+                if experts is None:
+                    return passed
+                return experts(passed) if self._is_filling else no_rows(experts, passed)
+
+            return forward
+
+        replaced = self._units.in_order()
+        if self._is_filling:
+            replaced += [experts for experts in self._experts.values() if experts is not None]
+        forwards = [(self._piece, self._through_units), *((unit, of_unit(unit)) for unit in replaced)]
         before = [vars(unit).get("forward") for unit, _ in forwards]
         try:
             for unit, forward in forwards:

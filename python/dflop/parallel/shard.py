@@ -8,6 +8,9 @@ In between, all three are cut, and that is what the optimizer updates. Gradients
 loss is divided by the label tokens of the global batch before. 1 and 2 run the same code: FSDP2 has no whole
 gradients after the sum, so 1 needs no more memory than 2.
 
+Experts that are dealt out (`expert_ranks.py`) are a unit of their own inside their layer. They are cut among
+the ranks that have the same ones, if it is one rank alone. Ranks then meet in each layer under 1 and 2, too.
+
 Under 3 each layer is a unit, and so are the embedding and the head, whose matrices are the largest of a
 model: of InternVL3 78B each has 1.2 billion numbers, as many as one and a half layers. All else (norms,
 projectors) is gathered with the piece, for as long as a pass takes. So is a matrix that both share.
@@ -22,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 
+from dflop.models.expert_ranks import dealt_experts
 from dflop.models.loss import gather_for_loss
 from dflop.parallel.nothing import NothingPass, Units, tie_unused
 
@@ -71,16 +75,19 @@ class ShardedPiece:
         takes_hidden: bool,
         compute_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
+        expert_mesh: DeviceMesh | None = None,
     ) -> None:
         """Cuts the parameters, in place. Every rank of the mesh must call it.
 
         Args:
-            piece: Whole, and equal on all ranks of the mesh. What does not train has `requires_grad` False.
+            piece: Whole but for dealt experts, and equal on all ranks of the mesh. What does not train has
+                `requires_grad` False.
             mesh: Ranks among which it is cut: one dimension, or (copies, shards).
             zero: 1, 2 or 3.
             takes_hidden: Whether it is called with features or hidden states; the encoder is not.
             compute_dtype: That layers compute in; none: that of the parameters.
             reduce_dtype: That gradients are summed in; none: that of the gradients.
+            expert_mesh: Ranks that have the same experts; none: experts are not dealt out.
         """
         self.piece = piece
         self._is_gathered_once = zero < PARAMETERS
@@ -91,14 +98,19 @@ class ShardedPiece:
             tie_unused(piece, units.layers)
             if hasattr(piece, "runs_all_layers"):
                 cast("Any", piece).runs_all_layers = True
-        for unit in (*units.in_order(), piece):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=not self._is_gathered_once, mp_policy=policy)
+        dealt = [experts for layer in units.layers if (experts := dealt_experts(layer)) is not None]
+        meshes = [expert_mesh] * len(dealt) + [mesh] * (len(units.in_order()) + 1)
+        # What is inside comes first: it is no part of the unit around it.
+        for unit, among in zip((*dealt, *units.in_order(), piece), meshes, strict=True):
+            fully_shard(unit, mesh=among, reshard_after_forward=not self._is_gathered_once, mp_policy=policy)
+        for layer in units.layers:
+            _gather_experts_for_backward(layer)
         if units.first is not None:
             # The gradient of an embedding is made without the embedding.
             cast("FSDPModule", units.first).set_unshard_in_backward(False)
         if units.last is not None:
             gather_for_loss(units.last)
-        self._units = [cast("FSDPModule", unit) for unit in (piece, *units.in_order())]
+        self._units = [cast("FSDPModule", unit) for unit in (piece, *units.in_order(), *dealt)]
         for unit in self._units:
             unit.set_gradient_divide_factor(1.0)
             # A sum that multiplies on its way is NCCL's alone.
@@ -109,8 +121,10 @@ class ShardedPiece:
         sums_wider = compute_dtype is not None and reduce_dtype not in (None, compute_dtype)
         self._fills_first = sums_wider and not hasattr(FSDPParam, "unsharded_grad_dtype")
         self._set_meeting(not self._is_gathered_once)
-        self.nothing = NothingPass(piece, units, takes_hidden)
-        """What a rank does in a microbatch of which it has no sample (ZeRO-3)."""
+        self.meets = not self._is_gathered_once or bool(dealt)
+        """Whether ranks meet in each unit of each microbatch."""
+        self.nothing = NothingPass(piece, units, takes_hidden, gives_zeros=not self._is_gathered_once)
+        """What a rank does in a microbatch of which it has no sample, where ranks meet."""
 
     def _set_meeting(self, is_meeting: bool) -> None:
         """Whether a backward sums gradients over ranks and cuts what was gathered."""
@@ -148,6 +162,28 @@ class ShardedPiece:
         for parameter in self.piece.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+
+
+def _gather_experts_for_backward(layer: nn.Module) -> None:
+    """From now on dealt experts are whole when the backward of their layer begins, as the rest of it is.
+
+    Else a layer that recomputes would gather them in the midst of that, where its backward needs what comes
+    after the experts first: once more, and not on a rank without samples. Ranks would meet in another order.
+
+    Args:
+        layer: Sharded, with its experts as a unit of their own.
+    """
+    experts = dealt_experts(layer)
+    if experts is None:
+        return
+    state = cast("FSDPModule", experts)._get_fsdp_state()
+
+    def hook(_: nn.Module, __: Any, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            # After the layer's own, which is registered before.
+            output.register_hook(state._pre_backward)
+
+    layer.register_forward_hook(hook)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

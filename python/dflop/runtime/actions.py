@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.work import StepWork
 
-PARAMETERS = 3
-"""ZeRO-3: each rank keeps a part of the parameters, and layers are gathered where they run."""
 _NEXT = {"F": "", "B": "F", "I": "F", "W": "I"}
 """By letter: which action of the same microbatch must come just before it on the stage; empty: none."""
 
@@ -97,15 +95,15 @@ class ActionLists:
         Raises:
             RankError: A list, this rank's or a peer's, does not have for each microbatch a forward and then a
                 backward (B, or I and W); an action needs the result of an action that comes later on this
-                rank; or, under ZeRO-3, where ranks meet in each action, two ranks have different lists or a
-                list has I and W. The message names step, rank and action.
+                rank; or, where ranks meet in each action (ZeRO-3, dealt experts), two ranks have different
+                lists or a list has I and W. The message names step, rank and action.
             ScheduleError: The lists of all ranks cannot be run, for example since ranks wait in a circle; the
                 message names two of them.
         """
         num_microbatches = schedule.num_microbatches
         own = self._checked(schedule, self._mesh.rank, num_microbatches)
         self._check_results_of_own(schedule.step, own, work)
-        if self._mesh.plan.zero == PARAMETERS:
+        if self._mesh.plan.meets_in_layers:
             self._check_meetings(schedule, own, num_microbatches)
         forwards = [action.letter == "F" for action in own]
         if is_evaluated:
@@ -154,14 +152,17 @@ class ActionLists:
     def _check_meetings(self, schedule: Schedule, own: Sequence[Action], num_microbatches: int) -> None:
         """Raises unless this rank has the list of rank 0, with whole backwards: ranks meet in each action."""
         where = f"the actions of step {schedule.step}"
+        why = "dealt experts" if self._mesh.plan.expert_parallel_degree > 1 else "ZeRO-3"
         for position, (a, b) in enumerate(
             zip(self._checked(schedule, 0, num_microbatches), own, strict=True)
         ):
             if a != b:
                 message = f"{where}: number {position} is `{a}` on rank 0 and `{b}` on rank {self._mesh.rank}"
-                raise RankError(message + ", must be equal where ranks meet in each action (ZeRO-3)")
+                raise RankError(message + f", must be equal where ranks meet in each action ({why})")
             if b.letter in ("I", "W"):
-                message = f"{where}: `{b}`, must be a whole backward (B) where weights are sharded (ZeRO-3)"
+                message = (
+                    f"{where}: `{b}`, must be a whole backward (B) where ranks meet in each action ({why})"
+                )
                 raise RankError(message)
 
     def _checked(self, schedule: Schedule, rank: int, num_microbatches: int) -> Sequence[Action]:

@@ -11,6 +11,7 @@ import torch
 
 from dflop.models.adapters import add_adapters
 from dflop.models.compiled import LAYERS, compile_layers
+from dflop.models.expert_ranks import add_exchange
 from dflop.models.load import Weights
 from dflop.models.recipes import freeze, trains_tower
 from dflop.models.recompute import FULL, SELECTIVE
@@ -69,7 +70,10 @@ def build_pieces(
         else:
             first_layer, num_layers = mesh.plan.llm_layers(stage, adapter.num_llm_layers)
             run = (first_layer, num_layers)
-            pieces[stage] = adapter.build_llm_stage(*run, mesh.device, dtype, seed, tensor=tensor)
+            experts = mesh.expert_rank
+            pieces[stage] = adapter.build_llm_stage(
+                *run, mesh.device, dtype, seed, tensor=tensor, experts=experts
+            )
     if seed is None:
         weights = Weights(options.model_dir, adapter.build_whole()[0])
         say(f"reading weights from `{options.model_dir}` (files: {weights.num_files})")
@@ -85,6 +89,8 @@ def build_pieces(
         group = mesh.group_of(stage)
         if group is not None:
             add_collectives(piece, Sums(group))
+        if mesh.expert_group is not None:
+            add_exchange(piece, Sums(mesh.expert_group))
         if options.compile == LAYERS:
             compile_layers(piece, layers_of(piece))
     if options.compile == LAYERS:

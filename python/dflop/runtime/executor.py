@@ -8,7 +8,7 @@ A rank holds one stage. It holds several stages of the LLM where they are interl
 LLM in a colocated layout; what its stages hand to each other stays on the rank. Receives are opened
 ahead, so that a message moves while this rank computes. For a microbatch of which this rank has no
 sample, it computes nothing and sends nothing; its peers know that from the schedule. Where ranks meet in each
-action (ZeRO-3), the rank still takes part in what they do together.
+action (ZeRO-3, dealt experts), the rank still takes part in what they do together.
 
 Lists that the simulator accepts cannot hang. It accepts them only if all actions of all ranks can be put in
 one order, in which each action comes after its inputs and after the earlier actions of its rank. Suppose that
@@ -130,7 +130,7 @@ class Executor:
         if microbatch.batch is None or action.letter == "W":
             start = self._recorder.now()
             if microbatch.is_elsewhere:
-                stage.pass_by(action.takes_gradient, j)
+                stage.pass_by(action.takes_gradient, j, microbatch.recompute)
             elif microbatch.batch is not None:
                 stage.weights(j)
             return start

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from dflop.models.expert_ranks import dealt_experts
 from dflop.models.parameters import squared_norm
 from dflop.models.tensor import slices_of
 from dflop.models.wide_gradients import sum_gradients, used_once
 from dflop.parallel.groups import HolderGroups, Ranks, holder_groups
+from dflop.parallel.nothing import NothingPass, Units
+from dflop.parallel.shard import layers_of
 from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
@@ -28,12 +31,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dflop._native import Plan
-    from dflop.parallel.nothing import NothingPass
     from dflop.runtime.mesh import Mesh
 
 _Facts = tuple[Any, tuple[tuple[int, ...], float, float], int]
 """Which part of a parameter a rank has (none: all); that part's tensor shape, sum and sum of squares; the
-rank's position among those that share the layer."""
+rank's position among those that share the layer, or its experts."""
 BUCKET_BYTES = 25 << 20
 """Bytes of one all-reduce. The default of PyTorch's DDP: large enough that latency does not matter."""
 
@@ -43,16 +45,17 @@ class Held:
     """Which ranks hold the same part of a parameter as this rank, and how they get its gradient."""
 
     replicas: Ranks
-    """Ranks at the same position among those that share the layer, ascending: they sum gradients."""
+    """Ranks at the same position among those that share the layer, or its experts, ascending: they sum
+    gradients."""
     repeats: Ranks = ()
     """Ranks of this one's tensor group that hold the same part of a cut parameter; empty where it is alone.
     Examples: heads of keys and values, where there are fewer than ranks; of the two LoRA matrices of a cut
     map, the one that stays whole. Their gradients are summed, too."""
     is_cut: bool = False
-    """Whether tensor parallelism has cut the parameter. If not, all ranks that share the layer have all of
-    it, and the same gradient."""
+    """Whether ranks have parts of the parameter, by tensor parallelism or as dealt experts. If not, all ranks
+    that share the layer have all of it, and the same gradient."""
     position: int = 0
-    """This rank's position among those that share the layer; 0 where it has the layer whole."""
+    """This rank's position among those that share the layer, or its experts; 0 where it has all of them."""
 
     def counts(self, rank: int) -> bool:
         """Whether this rank counts the gradient in the norm, so that each gradient is counted once.
@@ -115,6 +118,13 @@ class Gradients:
         self.held = {name: p for piece in pieces.values() for name, p in piece.named_parameters()}
         """All parameters of this rank, trained or not."""
         self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
+        self._nothing = {
+            stage: NothingPass(
+                piece, Units(None, layers_of(piece), None), takes_hidden=True, gives_zeros=False
+            )
+            for stage, piece in pieces.items()
+            if dealt_experts(piece) is not None
+        }
         self._flats: list[_Flat] = []
         once = used_once(pieces.values())
         kinds = {holders.of[name] for name in self.parameters}
@@ -130,8 +140,8 @@ class Gradients:
             self._flats.append(_Flat(flat, held, groups[held.replicas].whole))
 
     def nothing(self, stage: int) -> NothingPass | None:
-        """Always none: here ranks do not meet in each action. As in `ShardedGradients`."""
-        del stage
+        """As in `ShardedGradients`: here ranks meet in layers with dealt experts alone."""
+        return self._nothing.get(stage)
 
     def gather(self) -> None:
         """Does nothing: each rank has whole parameters. As in `ShardedGradients`."""
@@ -252,6 +262,10 @@ def groups_of(holders: Holders, mesh: Mesh) -> dict[Ranks, HolderGroups]:
         for stage in range(plan.num_stages):
             tensors = plan.encoder_tensor if mesh.is_encoder_stage(stage) else plan.llm_tensor
             cut |= {replicas_of(plan, stage, tensor) for tensor in range(tensors)}
+        # One replica of a stage stays whole. One of experts is a shard of one rank, beside others' shards.
+        cut = {ranks for ranks in cut if len(ranks) > 1}
+        degree = plan.expert_parallel_degree
+        cut |= {replicas_of_experts(plan, position) for position in range(degree) if degree > 1}
     with talking("connect the ranks that hold the same parameters"):
         return holder_groups(holders.sets, cut, mesh.rank, plan.shard_ranks, mesh.device, mesh.timeout)
 
@@ -269,6 +283,19 @@ def replicas_of(plan: Plan, stage: int, tensor: int) -> Ranks:
     """
     replicas = plan.encoder_replicas if stage < plan.encoder_stages else plan.llm_replicas
     return tuple(sorted(plan.rank(replica, stage, tensor) for replica in range(replicas)))
+
+
+def replicas_of_experts(plan: Plan, position: int) -> Ranks:
+    """The ranks that hold the same experts, ascending: one in each expert group.
+
+    Args:
+        plan: The layout, in which experts are dealt out.
+        position: In the expert group.
+
+    Returns:
+        Them.
+    """
+    return tuple(range(position, plan.num_ranks, plan.expert_parallel_degree))
 
 
 def repeat_groups(holders: Holders, mesh: Mesh) -> dict[Ranks, dist.ProcessGroup]:
@@ -292,7 +319,8 @@ def find_holders(pieces: Mapping[int, nn.Module], mesh: Mesh) -> Holders:
     Every rank must call it; blocks until all have.
 
     Args:
-        pieces: Of this rank, by stage; whole, but for what tensor parallelism has cut.
+        pieces: Of this rank, by stage; whole, but for what tensor parallelism has cut, and experts that other
+            ranks have.
         mesh: This rank's coordinates.
 
     Returns:
@@ -309,7 +337,9 @@ def find_holders(pieces: Mapping[int, nn.Module], mesh: Mesh) -> Holders:
             values, part = p.detach().double(), slices.get(name)
             facts = (tuple(p.shape), float(values.sum()), float(values.square().sum()))
             cut = None if part is None else (part.dim, part.runs)
-            own[name] = (cut, facts, mesh.tensor_of(stage))
+            # Where experts are dealt out, nothing else is cut.
+            position = mesh.tensor_of(stage) if cut is None else mesh.tensor_of(stage) + mesh.expert_rank.rank
+            own[name] = (cut, facts, position)
     held: list[dict[str, _Facts]] = [{} for _ in range(mesh.num_ranks)]
     dist.all_gather_object(held, own, group=mesh.control)
     plan = mesh.plan

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from dflop.models.expert_ranks import ALL_EXPERTS, ExpertRank
 from dflop.models.tensor import WHOLE, TensorRank
 from dflop.parallel.groups import connect_group, own_group
 from dflop.runtime.boundary import tensor_pairs
@@ -18,6 +19,8 @@ from dflop.runtime.deadline import Deadline
 from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dflop._native import Plan
 
 
@@ -51,6 +54,14 @@ class Mesh:
     """Position in the tensor group, from 0: the ranks that share the layers of this one's stages."""
     tensor_group: dist.ProcessGroup | None = None
     """The ranks of the tensor group; none where this rank has its layers whole."""
+    expert_group: dist.ProcessGroup | None = None
+    """The ranks among which experts are dealt out; none where this rank has all of them."""
+
+    @property
+    def expert_rank(self) -> ExpertRank:
+        """Which of the experts this rank has."""
+        group = self.expert_group
+        return ALL_EXPERTS if group is None else ExpertRank(group.size(), group.rank())
 
     @property
     def encoder_replica(self) -> int:
@@ -88,7 +99,9 @@ class Mesh:
             return f"encoder {tensor}{stage}dp {self.replica}/{plan.encoder_replicas}"
         replica = f"dp {self.replica}/{plan.llm_replicas}"
         if self.component == "both":
-            return f"colocated {tensor}{replica}"
+            dealt = self.expert_rank
+            experts = "" if dealt.degree == 1 else f"ep {dealt.rank}/{dealt.degree} "
+            return f"colocated {tensor}{experts}{replica}"
         return f"llm {tensor}pp {self.stages[0] - plan.encoder_stages}/{plan.llm_stages} {replica}"
 
     @property
@@ -213,7 +226,8 @@ def join(
     downward, upward, *crossing = ways
     component, replica, _ = plan.coordinates(rank)
     stages = tuple(plan.stages(rank))
-    shared = tensor_group(plan, rank, deadline.now)
+    shared = _shared_by(plan, plan.group, rank, deadline.now)
+    dealt = _shared_by(plan, plan.expert_group, rank, deadline.now)
     mesh = Mesh(
         plan,
         rank,
@@ -229,6 +243,7 @@ def join(
         deadline,
         plan.tensor(rank),
         shared,
+        dealt,
     )
     if backend == "nccl":
         connect(mesh)
@@ -245,20 +260,23 @@ def message_backend() -> str:
     return "nccl-lazy" if "nccl-lazy" in known else "nccl"
 
 
-def tensor_group(plan: Plan, rank: int, timeout: timedelta) -> dist.ProcessGroup | None:
-    """The ranks that share layers with this one. Every rank must call it; blocks until all have.
+def _shared_by(
+    plan: Plan, number: Callable[[int], int], rank: int, timeout: timedelta
+) -> dist.ProcessGroup | None:
+    """The group of the ranks with this one's `number`. Every rank must call it; blocks until all have.
 
     Args:
         plan: The layout.
+        number: Of the group of each rank.
         rank: This one.
         timeout: Of each collective.
 
     Returns:
-        Their group; none where this rank has its layers whole.
+        Their group; none where this rank is alone.
     """
     members: dict[int, list[int]] = {}
     for other in range(plan.num_ranks):
-        members.setdefault(plan.group(other), []).append(other)
+        members.setdefault(number(other), []).append(other)
     return own_group([ranks for _, ranks in sorted(members.items()) if len(ranks) > 1], rank, timeout)
 
 
@@ -312,6 +330,7 @@ def connect(mesh: Mesh) -> None:
     with talking("connect all ranks"):
         connect_group(dist.group.WORLD, mesh.device)
         connect_group(mesh.tensor_group, mesh.device)
+        connect_group(mesh.expert_group, mesh.device)
     for above, below in neighbours(mesh.plan):
         ways = ((above, below, False), (below, above, True))
         for source, target, is_gradient in ways if mesh.rank in (above, below) else ():

@@ -310,13 +310,15 @@ class RehearsedStage(Stage):
         """Issues W."""
         self._act("W", microbatch)
 
-    def pass_by(self, takes_gradient: bool, microbatch: int) -> None:
+    def pass_by(self, takes_gradient: bool, microbatch: int, recompute: str | None = None) -> None:
         """Joins the other ranks in an action of which this rank has no sample, where ranks meet in each.
 
         Args:
             takes_gradient: Whether it is a backward.
             microbatch: Its number.
+            recompute: Not used.
         """
+        del recompute
         if self._meeting is not None:
             self._act("B" if takes_gradient else "F", microbatch)
 

@@ -51,24 +51,6 @@ if TYPE_CHECKING:
 
     from dflop._native import SlowShapes
 
-GATHERS_LAYERS = 3
-"""The ZeRO level at which layers are gathered in each action, so that ranks meet there."""
-
-
-def gathers_layers(plan: Plan) -> bool:
-    """Whether all ranks meet in each action, since layers are gathered there (colocated ZeRO-3).
-
-    That holds for hybrid shards too, although only a part of the ranks gathers a layer: in each backward,
-    gradients are also summed over the copies of a shard, so all ranks still wait for each other.
-
-    Args:
-        plan: The layout.
-
-    Returns:
-        True if they do.
-    """
-    return plan.placement == "colocated" and plan.zero >= GATHERS_LAYERS
-
 
 class Rehearser:
     """One rank of a rehearsal."""
@@ -104,7 +86,8 @@ class Rehearser:
         self._all_ranks = Meeting(everyone, mesh.rank, mesh.control)
         # They sum gradients, so none may update before all have come.
         self._component = Meeting(of_component, mesh.rank, mesh.control, 1)
-        meeting = Meeting(everyone, mesh.rank, mesh.control, 2) if gathers_layers(plan) else None
+        # Hybrid shards meet too: in each backward gradients are also summed over the copies of a shard.
+        meeting = Meeting(everyone, mesh.rank, mesh.control, 2) if plan.meets_in_layers else None
         self._clock = clock = device_clock(mesh)
         self._fate = fate = Fate(mesh.rank, rehearsal.kill)
         self._stages = {stage: RehearsedStage(mesh, clock, stage, fate, meeting) for stage in mesh.stages}

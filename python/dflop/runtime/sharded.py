@@ -9,7 +9,15 @@ import torch.distributed as dist
 
 from dflop.parallel.shard import PARAMETERS, ShardedPiece, is_first_copy, local
 from dflop.runtime.failure import RankError, talking
-from dflop.runtime.gradients import Gradients, clip, find_holders, groups_of, repeat_groups, replicas_of
+from dflop.runtime.gradients import (
+    Gradients,
+    clip,
+    find_holders,
+    groups_of,
+    repeat_groups,
+    replicas_of,
+    replicas_of_experts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +46,8 @@ class ShardedGradients:
         holders = find_holders(pieces, mesh)
         groups = groups_of(holders, mesh)
         repeats = repeat_groups(holders, mesh)
+        dealt = mesh.expert_rank
+        same_experts = None if dealt.degree == 1 else replicas_of_experts(mesh.plan, dealt.rank)
         self._pieces: dict[int, ShardedPiece] = {}
         self._counts: dict[str, bool] = {}
         for stage, piece in pieces.items():
@@ -52,9 +62,12 @@ class ShardedGradients:
                 takes_hidden=stage > 0,
                 compute_dtype=None if dtype == torch.float32 else dtype,
                 reduce_dtype=torch.float32,
+                expert_mesh=None if same_experts is None else groups[same_experts].shards,
             )
-            # Of a parameter that another stage holds too, the first of both counts.
-            first = {n for n in names if holders.of[n].replicas[0] == replicas[0]}
+            # Of a parameter that another stage holds too, the first of both counts. Of its experts each rank
+            # has a shard that no other has.
+            firsts = {replicas[0]} if same_experts is None else {replicas[0], same_experts[0]}
+            first = {n for n in names if holders.of[n].replicas[0] in firsts}
             is_first = is_first_copy(shards)
             self._counts |= {n: is_first and n in first and holders.of[n].counts(mesh.rank) for n in names}
         # Read between steps: what is gathered within a step is not a parameter of the optimizer.
@@ -70,9 +83,9 @@ class ShardedGradients:
         self._repeated += [(n, ends) for n, held in trained.items() if (ends := groups[held.replicas].ends)]
 
     def nothing(self, stage: int) -> NothingPass | None:
-        """What `stage` runs for a microbatch without samples, under ZeRO-3; none where nobody meets."""
-        is_met = self._mesh.plan.zero == PARAMETERS and stage in self._pieces
-        return self._pieces[stage].nothing if is_met else None
+        """What `stage` runs for a microbatch without samples; none where nobody meets in its layers."""
+        piece = self._pieces.get(stage)
+        return piece.nothing if piece is not None and piece.meets else None
 
     def gather(self) -> None:
         """Gathers what a step needs whole (ZeRO-1, 2), unless it is whole. Every rank must call it; blocks.

@@ -6,7 +6,7 @@
     LLM, middle  LlmInput, hidden_TD    --F--> hidden_TD       gradient of hidden_TD   --B--> of hidden_TD
     LLM, last    LlmInput, hidden_TD    --F--> loss share      nothing                 --B--> of hidden_TD
 
-Where ranks meet in each action (ZeRO-3), F and B also run for a microbatch without samples
+Where ranks meet in each action (ZeRO-3, dealt experts), F and B also run for a microbatch without samples
 (`parallel/nothing.py`). B may run in two parts: I gives the same gradient as B, and keeps what the gradients
 of the weights need; W computes those.
 
@@ -166,8 +166,7 @@ class Stage:
         if incoming_RD is not None:
             incoming_RD.requires_grad_(self._needs_gradient)
         # The backward runs what the forward noted: the layers are changed for the forward alone.
-        mode = NONE if not torch.is_grad_enabled() else recompute or self._recompute
-        with self._splitting(is_split), recomputing(self._layers, mode):
+        with self._splitting(is_split), recomputing(self._layers, self._mode(recompute)):
             moved = self._moved(batch)
             outgoing = self.module(moved) if incoming_RD is None else self.module(moved, incoming_RD)
         if isinstance(batch, EncoderInput) and self._gives_features:
@@ -218,17 +217,18 @@ class Stage:
             return torch.zeros_like(incoming[:1])
         return torch.zeros_like(incoming) if incoming.grad is None else incoming.grad
 
-    def pass_by(self, takes_gradient: bool, microbatch: int) -> None:
+    def pass_by(self, takes_gradient: bool, microbatch: int, recompute: str | None = None) -> None:
         """Takes part in an action of which this rank has no sample, where ranks meet in each action.
 
         Args:
             takes_gradient: Whether it is a backward.
             microbatch: Its number.
+            recompute: What the layers recompute in this microbatch; none: what the stage was made with.
         """
         if self._nothing is None:
             return
         if not takes_gradient:
-            passed = self._nothing.forward()
+            passed = self._nothing.forward(self._mode(recompute))
             if torch.is_grad_enabled():
                 self._in_flight[microbatch] = _InFlight(None, passed, is_split=False)
             return
@@ -241,6 +241,10 @@ class Stage:
         queue = self._weights.pop(microbatch, None)
         if queue is not None:
             queue.flush()
+
+    def _mode(self, recompute: str | None) -> str:
+        """What the layers recompute in a microbatch; nothing where no backward comes."""
+        return recompute or self._recompute if torch.is_grad_enabled() else NONE
 
     def _moved(self, batch: EncoderInput | LlmInput) -> EncoderInput | LlmInput:
         if not isinstance(batch, EncoderInput):

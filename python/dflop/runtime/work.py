@@ -9,6 +9,7 @@ from dflop.data.collate import encoder_input, llm_input, sizes_alone
 from dflop.data.dataset import IGNORED_LABEL
 from dflop.data.pin import Batch, pinned
 from dflop.data.shares import share_of
+from dflop.models.recompute import most_of
 from dflop.models.sequence import rows_of_rank
 from dflop.runtime.boundary import Transfer, encoder_transfers, llm_transfers, stage_transfers
 from dflop.runtime.failure import RankError
@@ -243,7 +244,8 @@ def _llm_work(
     if not indices:
         others = range(mesh.plan.llm_replicas)
         is_elsewhere = any(schedule.llm(microbatch, other) for other in others)
-        return MicrobatchWork(None, [], [], is_elsewhere)
+        recompute = _llm_recompute(mesh, schedule, microbatch)
+        return MicrobatchWork(None, [], [], is_elsewhere, recompute=recompute)
     samples = [sample(i) for i in indices]
     batch = packed.get(microbatch)
     if batch is None:
@@ -260,5 +262,19 @@ def _llm_work(
         above = stage_transfers(plan, mesh.replica, stage - 1, num_rows, tensor)
     is_last = stage == plan.num_stages - 1
     below = [] if is_last else stage_transfers(plan, mesh.replica, stage + 1, num_rows, tensor)
-    recompute = schedule.recompute(microbatch, mesh.replica)
-    return MicrobatchWork(batch, above, below, recompute=recompute and recompute[1])
+    return MicrobatchWork(batch, above, below, recompute=_llm_recompute(mesh, schedule, microbatch))
+
+
+def _llm_recompute(mesh: Mesh, schedule: Schedule, microbatch: int) -> str | None:
+    """What the LLM's layers recompute on this rank; none: what the plan says.
+
+    A layer with dealt experts exchanges rows again where it recomputes, so all ranks recompute the same: what
+    the one of them does that has the least memory left.
+    """
+    plan = mesh.plan
+    if plan.expert_parallel_degree == 1:
+        own = schedule.recompute(microbatch, mesh.replica)
+        return own and own[1]
+    with_samples = [r for r in range(plan.llm_replicas) if schedule.llm(microbatch, r)]
+    modes = [schedule.recompute(microbatch, replica) for replica in with_samples]
+    return most_of(mode[1] if mode else plan.llm_recompute for mode in modes) if modes else None

@@ -12,7 +12,7 @@ use crate::scheduler::{Pair, StepScheduler, Stop};
 use crate::tokens;
 use dflop_cost::CostModel;
 use dflop_schedule::{Assignment, Costs, Limits, Meets, NEAR, baseline, schedule_for};
-use dflop_types::{SampleIndex, Schedule, Zero};
+use dflop_types::{SampleIndex, Schedule};
 
 /// Percentages of the memory budget that are kept free, tried one after the other. A reserve is needed because the bytes of
 /// a microbatch are not exactly the sum of the bytes of its samples.
@@ -85,7 +85,7 @@ impl StepScheduler {
 
     /// When the ranks of this layout wait for each other: once a step, or in each component of each microbatch.
     pub(crate) fn meets(&self) -> Meets {
-        if self.settings.layout.zero == Zero::Parameters { Meets::Phase } else { Meets::Step }
+        if self.settings.layout.meets_in_layers() { Meets::Phase } else { Meets::Step }
     }
 
     /// The buckets that `way` makes with the fewest microbatches that fit, and their schedule, which is not priced yet. `way`

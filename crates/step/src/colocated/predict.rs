@@ -8,7 +8,7 @@ use crate::scheduler::StepScheduler;
 use dflop_cost::{ColocatedMemory, ColocatedSharding, CostModel, Prediction, Sharding};
 use dflop_types::{
     Component, EncoderShare, Layout, MicrobatchShape, Recomputation, SampleIndex, SampleShape, Schedule,
-    StageIndex, Zero,
+    StageIndex,
 };
 
 /// The predictions of one microbatch on all ranks. If layers are gathered, a rank without samples still takes part in the
@@ -83,9 +83,10 @@ fn tail_ns(scheduler: &StepScheduler) -> u64 {
     scheduler.model.colocated_tail(ColocatedSharding::of(&scheduler.settings().layout)).ns
 }
 
-/// Whether all ranks start each action together. They do where each layer is gathered from all of them.
+/// Whether all ranks start each action together. They do where each layer is gathered from all of them, or exchanges rows with
+/// the experts of others.
 fn meets_in_each_action(layout: &Layout) -> bool {
-    layout.zero == Zero::Parameters && layout.shard_degree(Component::Llm) > 1
+    layout.meets_in_layers() && (layout.has_expert_groups() || layout.shard_degree(Component::Llm) > 1)
 }
 
 /// A step takes no less than this, in nanoseconds: for each component and microbatch the time of the group with most tokens,

@@ -210,3 +210,56 @@ fn states_are_cut_over_all_replicas_or_over_groups_of_them() {
     assert_eq!(degree(Layout { shard_ranks: Some(2), ..apart }), [2, 2]);
     assert_eq!(degree(Layout::colocated(8, Zero::Gradients)), [8, 8]);
 }
+
+/// Experts are dealt out over ranks that follow each other; what says nothing of it is as before.
+#[test]
+fn experts_are_dealt_out_over_neighbours() {
+    let plain = Layout::colocated(8, Zero::Parameters);
+    let layout = Layout { expert_parallel_degree: 4, ..plain };
+    assert_eq!(layout.to_string(), "colocated tp 1 dp 8, ep 4, zero 3");
+    let text = serde_json::to_string(&layout).unwrap();
+    assert!(text.ends_with(r#","zero":3,"expert_parallel_degree":4}"#), "{text}");
+    assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), layout);
+    let without = text.replace(r#","expert_parallel_degree":4"#, "");
+    assert_eq!(serde_json::from_str::<Layout>(&without).unwrap(), plain);
+    assert_eq!(serde_json::to_string(&plain).unwrap(), without);
+    let groups = |layout: Layout| [0, 3, 4, 7, 8].map(|rank| layout.expert_group(Rank(rank)));
+    assert_eq!(groups(layout), [Some(0), Some(0), Some(1), Some(1), None]);
+    assert_eq!(groups(plain), [Some(0), Some(3), Some(4), Some(7), None]);
+    let whole = |zero| Layout::colocated(8, zero);
+    let with = |zero| Layout { expert_parallel_degree: 4, ..whole(zero) };
+    assert!(with(Zero::Nothing).meets_in_layers() && whole(Zero::Parameters).meets_in_layers());
+    assert!(!whole(Zero::Gradients).meets_in_layers());
+}
+
+#[test]
+fn expert_groups_that_cannot_be_are_refused_with_their_numbers() {
+    let problems = |layout: Layout| {
+        let mut problems = Vec::new();
+        layout.check("layout", &mut problems);
+        problems
+    };
+    let of = |ep, layout: Layout| Layout { expert_parallel_degree: ep, ..layout };
+    let plain = Layout::colocated(12, Zero::Parameters);
+    let degrees = |tp, pp, dp| ComponentLayout { tp, pp, dp };
+    assert_eq!(problems(of(4, plain)), Vec::<String>::new());
+    for (layout, rule) in [
+        (of(0, plain), "0, must not be 0"),
+        (of(8, plain), "8, must divide the 12 replicas"),
+        (of(24, plain), "24, must divide the 12 replicas"),
+        (
+            of(2, Layout::disaggregated(degrees(1, 1, 2), degrees(1, 1, 2))),
+            "2, must be 1 where encoder and llm have ranks of their own",
+        ),
+        (
+            of(2, Layout { encoder: degrees(1, 1, 12), llm: degrees(2, 1, 6), ..plain }),
+            "2, must be 1 where layers are cut over ranks: encoder tp 1, llm tp 2",
+        ),
+        (
+            of(2, Layout { shard_ranks: Some(4), ..plain }),
+            "2, must be 1 where shards are cut over groups of replicas: `shard_ranks` is 4",
+        ),
+    ] {
+        assert_eq!(problems(layout), [format!("layout.expert_parallel_degree: {rule}")], "{layout}");
+    }
+}
