@@ -69,7 +69,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.some(3, 6)
+@pytest.mark.some(1, 5)
 @pytest.mark.parametrize(("dp", "ep", "zero", "recompute"), LAYOUTS)
 def test_gradients_of_dealt_experts(dp, ep, zero, recompute, tmp_path):
     check(Case(NAME, tmp_path), dp, ep, zero, recompute)
@@ -84,7 +84,7 @@ def test_a_group_of_four(tmp_path, monkeypatch):
     check(Case(NAME, tmp_path), 4, 4, 3)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(0, 1)
 @pytest.mark.parametrize("zero", [3, 0])
 def test_ranks_recompute_the_same_where_the_schedule_says_otherwise(zero, tmp_path):
     """Easing: each rank as much as its own memory asks. Ranks would meet a different number of times."""
@@ -99,7 +99,7 @@ def test_compiled_layers_with_dealt_experts(zero, recompute, tmp_path):
     check(Case(NAME, tmp_path), 2, 2, zero, recompute, prepare=compiled)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(0, 1)
 @pytest.mark.parametrize("zero", [0, 3])
 def test_rows_travel_in_bfloat16(zero, tmp_path):
     """Gradients are summed in float32, and are those of all experts on each rank up to the rounding of bfloat16."""
@@ -132,18 +132,20 @@ def test_every_family_deals_out_its_experts(name, zero, recompute, tmp_path):
     check(Case(name, tmp_path), 2, 2, zero, recompute)
 
 
+def layer(adapter, dealt, way="eager"):
+    """A stage of one layer, and its experts, computed in this way."""
+    stage = adapter.build_llm_stage(0, 1, CPU, FLOAT, SEED, experts=dealt)
+    experts = next(module for module in stage.modules() if hasattr(module, "gate_up_proj"))
+    experts.config._experts_implementation = way
+    return stage, experts
+
+
 @pytest.mark.some(1)
 @pytest.mark.parametrize(("way", "ep"), [("eager", 3), ("grouped_mm", 2), ("grouped_mm", 6), ("eager", 2)])
 def test_dealt_experts_are_those_of_a_whole_layer(way, ep, tmp_path):
     """Rows of any number on each rank, none on one; and experts that nobody reads, all those of a rank where there are 3."""
     adapter = load_adapter(write_model(tmp_path, NAME))
     num, width, chosen = adapter.text.num_experts, adapter.hidden_size, adapter.text.num_experts_per_tok
-
-    def layer(dealt):
-        stage = adapter.build_llm_stage(0, 1, CPU, FLOAT, SEED, experts=dealt)
-        experts = next(module for module in stage.modules() if hasattr(module, "gate_up_proj"))
-        experts.config._experts_implementation = way
-        return stage, experts
 
     draw = torch.Generator().manual_seed(ep)
     sizes = [5, 0, 1, 7, 3, 2][:ep]
@@ -154,7 +156,7 @@ def test_dealt_experts_are_those_of_a_whole_layer(way, ep, tmp_path):
     weights, index = zip(*(score.topk(chosen) for score in scores), strict=True)
     for one in weights:
         one.requires_grad_()
-    _, whole = layer(ExpertRank())
+    _, whole = layer(adapter, ExpertRank(), way)
     made = [whole(*of_rank) for of_rank in zip(hidden, index, weights, strict=True) if of_rank[0].shape[0]]
     sum(one.square().sum() for one in made).backward()
     expected = {kind: p.grad for kind, p in whole.named_parameters()}
@@ -164,7 +166,7 @@ def test_dealt_experts_are_those_of_a_whole_layer(way, ep, tmp_path):
 
     def rank(place):
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=place, world_size=ep)
-        stage, experts = layer(ExpertRank(ep, place))
+        stage, experts = layer(adapter, ExpertRank(ep, place), way)
         assert dealt_experts(stage) is experts
         add_exchange(stage, Sums(dist.group.WORLD))
         own = [values[place].detach().requires_grad_() for values in (hidden, weights)]
@@ -208,3 +210,14 @@ def test_all_ranks_recompute_what_the_one_does_that_recomputes_most():
     ascending = ["none", "selective:1", "selective:12", "selective", "full:3", "full:12", "full"]
     for place, mode in enumerate(ascending):
         assert most_of(reversed(ascending[: place + 1])) == mode
+
+
+def test_one_rank_alone_runs_all_rows_through_its_own_experts(tmp_path):
+    """As it is measured, without the others: as many rows as come where experts are read evenly."""
+    adapter = load_adapter(write_model(tmp_path, NAME))
+    stage, experts = layer(adapter, ExpertRank(2, 1))
+    hidden = torch.randn(5, adapter.hidden_size)
+    weights, index = torch.rand(5, adapter.text.num_experts).topk(2)
+    expected = experts(hidden, index % experts.num_experts, weights)
+    add_exchange(stage, Sums(None, 2))
+    torch.testing.assert_close(experts(hidden, index, weights), expected)
