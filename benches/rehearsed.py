@@ -65,6 +65,8 @@ def degrees_of(layout: dict[str, Any]) -> str:
         parts = [parts[1].replace("llm", "colocated")]
     if layout.get("llm_interleave", 1) > 1:
         parts[-1] += f" interleave {layout['llm_interleave']}"
+    if layout.get("expert_parallel_degree", 1) > 1:
+        parts.append(f"ep {layout['expert_parallel_degree']}")
     if layout.get("shard_ranks"):
         parts.append(f"shards of {layout['shard_ranks']}")
     return ", ".join([*parts, f"zero {layout.get('zero', 0)}"])
@@ -104,7 +106,8 @@ def only_of(baseline: str) -> str:
         named = dict(zip(modes[::2], modes[1::2], strict=True))
         recompute = {f"{side}.recompute": named.get(side, "none") for side in SIDES}
     fields = {f"{side}.{name}": found[name] for side in SIDES for name in ("tp", "dp") if name in found}
-    fields |= {"colocated": "true", "zero": zero, **recompute}
+    experts = next((part.split()[1] for part in rest if part.startswith("ep ")), "1")
+    fields |= {"llm.ep": experts, "colocated": "true", "zero": zero, **recompute}
     return ",".join(f"{name}={value}" for name, value in fields.items())
 
 

@@ -36,6 +36,7 @@ from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.models.patch_layout import lay_out
 from dflop.models.patches import merge
 from dflop.models.towers import backbone_of
+from dflop.profiling.assemble import experts_of
 from dflop.profiling.families import load_pieces
 from dflop.profiling.pieces import PieceSettings
 
@@ -250,6 +251,23 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
     found = sum(parameter.numel() for parameter in whole.parameters())
     # A layer with an MLP counts as one with six experts, a shared one and a router.
     assert num_parameters(pieces) == found + (7 * 3 * 32 + 6 - 3 * 96) * 48 * (name == "glm4v_moe")
+
+
+@pytest.mark.some(7)
+@pytest.mark.parametrize("name", TINY)
+def test_the_experts_of_a_layer_are_counted_apart(tmp_path, name):
+    """Six experts of three matrices, of which a token reads two; one that all tokens read, and a router, are none of them."""
+    pieces, _ = tiny(tmp_path, name)
+    layer = pieces["llm_layer"]
+    module = layer.take(layer.source.whole(layer.num_layers), WHOLE)
+    found = experts_of(module, layer.num_layers)
+    if "moe" not in name and name != "gemma4-experts":
+        assert found is None
+        return
+    number = sum(p.numel() for key, p in module.named_parameters() if ".experts." in f".{key}")
+    assert (found["count"], found["per_token"]) == (6, 2)
+    assert found["num_parameters"] * layer.num_layers == number
+    assert found["parameter_bytes"] == 4 * found["num_parameters"]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,9 @@ pub(super) fn network(hardware: &Hardware) -> Network {
         let hops = match collective {
             Collective::PointToPoint => 1,
             Collective::AllReduce => 2 * (u64::from(num_ranks) - 1),
-            Collective::AllGather | Collective::ReduceScatter => u64::from(num_ranks) - 1,
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
+                u64::from(num_ranks) - 1
+            }
         };
         let measured = hardware.chip.and_then(Measured::of_chip).filter(|_| span == LinkSpan::Node);
         let points = measured.map_or_else(Vec::new, |chip| chip.collective(collective, num_ranks));

@@ -47,6 +47,8 @@ pub(super) fn mean_layer(full: &ModuleProfile, other: &ModuleProfile) -> ModuleP
         recompute: recompute.collect(),
         num_parameters: counts.mean(full.num_parameters, other.num_parameters),
         parameter_bytes: counts.mean(full.parameter_bytes, other.parameter_bytes),
+        // Layers of either kind have the same.
+        experts: full.experts,
     }
 }
 

@@ -5,7 +5,7 @@ use crate::operations::{Attention, Kind, Operation, Rows};
 use crate::pass::Pass;
 use crate::product::{Cut, Product};
 use crate::work::{Phase, Work};
-use dflop_types::ModelProfile;
+use dflop_types::{ExpertsProfile, ModelProfile};
 
 /// One module of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +48,24 @@ impl Module {
     /// Parameters of one.
     pub fn num_parameters(&self) -> u64 {
         self.num_table_parameters + self.operations.iter().map(Operation::num_parameters).sum::<u64>()
+    }
+
+    /// The experts among its steps, with values of `size` bytes; `None` where it has none.
+    pub(super) fn experts(&self, size: u64) -> Option<ExpertsProfile> {
+        let of_expert = |operation: &&Operation| match operation.kind {
+            Kind::Product(product) => product.num_experts > 1,
+            _ => false,
+        };
+        let own = || self.operations.iter().filter(of_expert);
+        let first = own().next()?;
+        let Kind::Product(product) = first.kind else { return None };
+        let num_parameters = own().map(Operation::num_parameters).sum();
+        Some(ExpertsProfile {
+            count: product.num_experts as u32,
+            per_token: first.rows.factor as u32,
+            num_parameters,
+            parameter_bytes: num_parameters * size,
+        })
     }
 
     /// Floating point operations over segments of the given numbers of tokens (label tokens, for the head).

@@ -280,6 +280,7 @@ impl Roofline<'_> {
             recompute: self.recompute(module, &linear, attention, &sizes, &segments),
             num_parameters,
             parameter_bytes: num_parameters * self.size,
+            experts: module.experts(self.size),
         }
     }
 

@@ -1,11 +1,12 @@
 //! Choice: which of the measured modules stands for one of the model's, under given settings.
 
 use crate::error::CostError;
+use crate::experts::{divided, exchanged_halves};
 use crate::mode::{Mode, Runs};
 use crate::module::{Collectives, Module, gradient_bytes};
 use crate::network::Links;
 use crate::settings::{ComponentSettings, CostSettings};
-use dflop_types::{Collective, LinkSpan, ModelProfile, ModuleProfile, Recompute, Variant};
+use dflop_types::{Collective, ExpertsProfile, LinkSpan, ModelProfile, ModuleProfile, Recompute, Variant};
 use std::collections::BTreeSet;
 
 /// The measured module that stands for one of the model's.
@@ -62,7 +63,25 @@ impl<'a> Choice<'a> {
             module.num_trained_parameters = module.num_parameters - chosen.num_frozen;
             module.gradient_bytes = gradient_bytes(module.num_trained_parameters);
         }
-        Ok(module)
+        let degree = component.expert_parallel_degree;
+        if degree < 2 || name != "llm_layer" {
+            return Ok(module);
+        }
+        let experts = self.profile.modules.get(name).and_then(|layer| layer.experts);
+        let experts = divided(name, experts, degree)?;
+        Ok(module.dealt_out(&experts, degree, chosen.has_adapters, self.exchange(&experts, mode, degree)))
+    }
+
+    /// The rows that a rank sends to the experts of the others of its group, which lies on one node. Selective recomputation keeps
+    /// results of products alone, so that rows travel again in its backward too.
+    fn exchange(&self, experts: &ExpertsProfile, mode: Mode, degree: u32) -> Collectives {
+        let (forward_halves, backward_halves) = exchanged_halves(mode.recompute != Recompute::None);
+        Collectives {
+            route: self.links.route(Collective::AllToAll, LinkSpan::Node, degree),
+            bytes_per_token: self.profile.hidden_bytes.saturating_mul(experts.per_token.into()),
+            forward_halves,
+            backward_halves,
+        }
     }
 
     /// What the ranks of a cut module sum up together, in the way of Megatron: the outputs of attention and of the MLP

@@ -84,6 +84,26 @@ pub enum CostError {
         /// Those that the profile has of the layers, ascending.
         degrees: Vec<u32>,
     },
+    /// The settings deal out experts that the model has not, or of which the profile says nothing.
+    #[error("model profile says of no experts in `{module}`, which shall be dealt out over {degree} ranks")]
+    NoExperts {
+        /// The layers.
+        module: &'static str,
+        /// Ranks among which they shall be dealt out.
+        degree: u32,
+    },
+    /// The settings deal out experts unevenly.
+    #[error(
+        "the {count} experts of `{module}` shall be dealt out over {degree} ranks, must be a multiple of that"
+    )]
+    ExpertsNotDivided {
+        /// The layers.
+        module: &'static str,
+        /// Experts of a layer.
+        count: u32,
+        /// Ranks among which they shall be dealt out.
+        degree: u32,
+    },
     /// The settings ask for adapters of what does not train.
     #[error("`trained.lora_rank` is {lora_rank} but `trained.llm` is false, must be 0 then")]
     AdaptersFrozen {
@@ -176,6 +196,11 @@ impl Hint for CostError {
                 "take one of those, or measure on the device itself: `dflop profile model`".to_owned()
             }
             Self::AdaptersFrozen { .. } => "train the LLM, or leave the adapters out".to_owned(),
+            Self::NoExperts { .. } => {
+                "measure again with `dflop profile model`; a model without experts is not dealt out"
+                    .to_owned()
+            }
+            Self::ExpertsNotDivided { .. } => "take another expert parallel degree".to_owned(),
             Self::LayersNotCut { module, .. } => {
                 let part = if *module == "llm_layer" { "LLM" } else { "encoder" };
                 format!(

@@ -42,8 +42,11 @@
 
 mod choice;
 mod cost;
+mod dealt;
 mod error;
+mod experts;
 mod grid;
+mod held;
 pub mod memory;
 mod mode;
 mod module;

@@ -1,5 +1,6 @@
 //! One measured module as it runs under given settings: its parts, and what ranks do together in it.
 
+use crate::dealt::Dealt;
 use crate::error::CostError;
 use crate::grid::marginal;
 use crate::memory::footprint::Footprint;
@@ -31,6 +32,14 @@ pub(crate) struct Collectives {
     pub(crate) backward_halves: u64,
 }
 
+/// Time of what ranks of one layer do together in it, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sent {
+    pub(crate) forward_ns: u64,
+    pub(crate) backward_ns: u64,
+    basis: Basis,
+}
+
 /// One measured module.
 #[derive(Debug, Clone)]
 pub(crate) struct Module {
@@ -41,7 +50,7 @@ pub(crate) struct Module {
     attention: Option<Phases>,
     /// Tokens of the only segments that `linear` was measured with.
     segment_tokens: Option<u64>,
-    collectives: Option<Collectives>,
+    pub(crate) collectives: Option<Collectives>,
     runs: Runs,
     pub(crate) num_parameters: u64,
     pub(crate) parameter_bytes: u64,
@@ -49,6 +58,8 @@ pub(crate) struct Module {
     pub(crate) num_trained_parameters: u64,
     /// Bytes of their gradients, which are added up and summed over ranks in float32, whatever type layers compute in.
     pub(crate) gradient_bytes: u64,
+    /// Of these, what a rank has of experts that are dealt out; nothing where they are not.
+    pub(crate) dealt: Dealt,
     pub(crate) footprint: Footprint,
     /// Whether I and W were measured separately.
     pub(crate) has_split: bool,
@@ -104,6 +115,7 @@ impl Module {
             parameter_bytes: measured.parameter_bytes,
             num_trained_parameters: if is_trained { measured.num_parameters } else { 0 },
             gradient_bytes: if is_trained { gradient_bytes(measured.num_parameters) } else { 0 },
+            dealt: Dealt::default(),
             has_split: any(|p| p.input_ns) || any(|p| p.weight_ns) || !any(|p| p.backward_ns),
             repairs,
         })
@@ -122,18 +134,25 @@ impl Module {
             return Prediction::default();
         }
         let mut one = self.linear.one(size);
-        if let Some(collectives) = &self.collectives {
-            let transfer = collectives.route.transfer(size.saturating_mul(collectives.bytes_per_token));
-            one.forward_ns =
-                one.forward_ns.saturating_add(transfer.ns.saturating_mul(collectives.forward_halves) / 2);
-            if self.runs != Runs::Forward {
-                let ns = transfer.ns.saturating_mul(collectives.backward_halves) / 2;
-                one.lengthen(ns, self.runs == Runs::Weight);
-            }
-            one.extrapolated |= transfer.basis == Basis::Extrapolated;
-            one.assumed |= transfer.basis == Basis::Assumed;
-        }
+        let sent = self.sent(size);
+        one.forward_ns = one.forward_ns.saturating_add(sent.forward_ns);
+        one.lengthen(sent.backward_ns, self.runs == Runs::Weight);
+        one.extrapolated |= sent.basis == Basis::Extrapolated;
+        one.assumed |= sent.basis == Basis::Assumed;
         one
+    }
+
+    /// What the ranks of the layer do together for `size` tokens: nothing beside it hides any of it.
+    pub(crate) fn sent(&self, size: u64) -> Sent {
+        let Some(collectives) = &self.collectives else { return Sent::default() };
+        let transfer = collectives.route.transfer(size.saturating_mul(collectives.bytes_per_token));
+        let of = |halves: u64| transfer.ns.saturating_mul(halves) / 2;
+        let backward_halves = if self.runs == Runs::Forward { 0 } else { collectives.backward_halves };
+        Sent {
+            forward_ns: of(collectives.forward_halves),
+            backward_ns: of(backward_halves),
+            basis: transfer.basis,
+        }
     }
 
     /// The attention of one run over one segment, with the mark of a segment that `linear` was not measured with;

@@ -132,7 +132,9 @@ fn ring(collective: Collective, num_ranks: u32) -> (u64, (u64, u64)) {
     match collective {
         Collective::PointToPoint => (1, (1, 1)),
         Collective::AllReduce => (2 * (ranks - 1), (2 * (ranks - 1), ranks)),
-        Collective::AllGather | Collective::ReduceScatter => (ranks - 1, (ranks - 1, ranks)),
+        Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
+            (ranks - 1, (ranks - 1, ranks))
+        }
     }
 }
 
@@ -142,6 +144,7 @@ pub(crate) const fn collective_name(collective: Collective) -> &'static str {
         Collective::AllReduce => "all_reduce",
         Collective::AllGather => "all_gather",
         Collective::ReduceScatter => "reduce_scatter",
+        Collective::AllToAll => "all_to_all",
     }
 }
 
@@ -187,7 +190,14 @@ impl Links {
     /// How to time `collective` over `num_ranks` ranks that lie `span` apart. The first that is known is used: the
     /// same collective over as many ranks; over the nearest number of ranks; over another span; the steps of a ring
     /// of point-to-point messages; the links of an all-reduce. Otherwise it counts as free.
+    ///
+    /// An all-to-all that is not known takes as long as an all-gather to parts of the same sum: as many bytes leave and reach
+    /// each rank (assumed).
     pub(crate) fn route(&self, collective: Collective, span: LinkSpan, num_ranks: u32) -> Route {
+        let is_known = |asked: Collective| self.links.iter().any(|(link, _)| link.collective == asked);
+        if collective == Collective::AllToAll && !is_known(collective) {
+            return Route { basis: Basis::Assumed, ..self.route(Collective::AllGather, span, num_ranks) };
+        }
         let nearest = |collective: Collective| {
             let known = self.links.iter().filter(|(link, _)| link.collective == collective);
             known.min_by_key(|(link, _)| {

@@ -1,4 +1,4 @@
-//! How a model is run: what trains, what is recomputed, over how many ranks a layer is cut.
+//! How a model is run: what trains, what is recomputed, over how many ranks a layer is cut and its experts are dealt out.
 
 use crate::mode::Runs;
 use dflop_types::{Layout, ModelProfile, Recomputation, Recompute, Trained};
@@ -8,13 +8,15 @@ use dflop_types::{Layout, ModelProfile, Recomputation, Recompute, Trained};
 pub struct ComponentSettings {
     /// Ranks that each of its layers is cut over, at least 1.
     pub tensor_parallel_degree: u32,
+    /// Ranks among which the experts of each layer are dealt out, at least 1; more only in the LLM backbone.
+    pub expert_parallel_degree: u32,
     /// What its layers recompute in the backward.
     pub recompute: Recompute,
 }
 
 impl Default for ComponentSettings {
     fn default() -> Self {
-        Self { tensor_parallel_degree: 1, recompute: Recompute::None }
+        Self { tensor_parallel_degree: 1, expert_parallel_degree: 1, recompute: Recompute::None }
     }
 }
 
@@ -38,11 +40,12 @@ impl CostSettings {
         self
     }
 
-    /// The same settings with layers cut as `layout` cuts them.
+    /// The same settings with layers cut, and experts dealt out, as `layout` has them.
     #[must_use]
     pub const fn in_layout(mut self, layout: &Layout) -> Self {
         self.encoder.tensor_parallel_degree = layout.encoder.tp;
         self.llm.tensor_parallel_degree = layout.llm.tp;
+        self.llm.expert_parallel_degree = layout.expert_parallel_degree;
         self
     }
 

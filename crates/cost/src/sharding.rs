@@ -1,6 +1,7 @@
 //! Sharding: what replicas exchange that keep only a part each of states, gradients or parameters.
 
 use crate::cost::CostModel;
+use crate::dealt::Held;
 use crate::mode::Runs;
 use crate::module::{Module, in_forward, is_layer};
 use crate::network::{Basis, Group, Route, Spread, Transfer};
@@ -67,6 +68,17 @@ impl Sharding {
         Group { first: self.first, num_ranks: self.replicas / degree, stride: self.stride * degree }
     }
 
+    /// Of the experts that each of `degree` ranks of a group holds: every `degree`-th replica has the same ones.
+    fn of_experts(self, degree: u32) -> Self {
+        let degree = degree.max(1);
+        Self {
+            replicas: (self.replicas / degree).max(1),
+            degree: (self.degree / degree).max(1),
+            stride: self.stride * degree,
+            ..self
+        }
+    }
+
     /// Whether layers are gathered where they run, so that ranks meet in every layer.
     pub const fn gathers_layers(&self) -> bool {
         matches!(self.zero, Zero::Parameters) && self.degree > 1
@@ -98,14 +110,6 @@ impl From<Sharding> for ColocatedSharding {
     }
 }
 
-/// What replicas hold of a component, or of a stage of it: numbers and bytes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Held {
-    pub(crate) num_trained: u64,
-    pub(crate) gradient_bytes: u64,
-    pub(crate) parameter_bytes: u64,
-}
-
 /// Equal layers in one microbatch, or what stands before or behind them, in nanoseconds of one.
 #[derive(Debug, Clone, Copy)]
 struct Unit {
@@ -114,6 +118,8 @@ struct Unit {
     backward_ns: u64,
     parameter_bytes: u64,
     gradient_bytes: u64,
+    /// Of these, those of experts that are dealt out: fewer replicas have them.
+    of_experts: Held,
     /// Whether a backward passes it.
     runs_back: bool,
     /// Whether it is gathered apart; if not, with the root.
@@ -130,6 +136,7 @@ impl Unit {
             backward_ns: one.backward_ns,
             parameter_bytes: module.parameter_bytes,
             gradient_bytes: module.gradient_bytes,
+            of_experts: module.dealt.held(),
             runs_back: module.runs() != Runs::Forward,
             is_alone: true,
             gathers_back: true,
@@ -206,7 +213,14 @@ impl CostModel {
             for (layer, count) in self.layers_of(stage.num_layers) {
                 let mut one = layer.linear(total);
                 one.add(&layer.segments(samples_of(&microbatch.llm_tokens)), 1);
-                units.push(Unit::new(layer, count, &one));
+                let mut unit = Unit::new(layer, count, &one);
+                if layer.is_dealt_out() {
+                    // Rows that travel to experts do so over the same links: nothing is gathered beside them.
+                    let sent = layer.sent(total);
+                    unit.forward_ns = unit.forward_ns.saturating_sub(sent.forward_ns);
+                    unit.backward_ns = unit.backward_ns.saturating_sub(sent.backward_ns);
+                }
+                units.push(unit);
             }
             if stage.is_last {
                 units.push(Unit::new(&self.head, 1, &head));
@@ -245,29 +259,44 @@ impl CostModel {
         let gathering = by(Collective::AllGather, shards, sharding.degree);
         let scattering = by(Collective::ReduceScatter, shards, sharding.degree);
         let copying = by(Collective::AllReduce, copies, sharding.copies().num_ranks);
+        let of_experts = sharding.of_experts(self.settings.llm.expert_parallel_degree);
+        let by_experts = |collective| {
+            let is_dealt_out = units.iter().any(|unit| unit.of_experts != Held::default());
+            let spread = self.shard_spread(of_experts);
+            if is_dealt_out { self.route_at(collective, spread, of_experts.degree) } else { None }
+        };
+        let gathering_experts = by_experts(Collective::AllGather);
+        let scattering_experts = by_experts(Collective::ReduceScatter);
         let mut collective = |route: &Option<Route>, bytes| {
             let transfer = route.as_ref().map_or_else(Transfer::default, |route| route.transfer(bytes));
             marks[0] |= transfer.basis == Basis::Assumed;
             marks[1] |= transfer.basis == Basis::Extrapolated;
             transfer.ns
         };
-        let mut gather = |bytes| collective(&gathering, bytes);
+        // Of a layer whose experts are dealt out, these are gathered over their own replicas, and all else over all of them.
+        let of_both = |all: u64, experts: u64| [all - experts, experts];
+        let mut gather = |[rest, experts]: [u64; 2]| {
+            collective(&gathering, rest).saturating_add(collective(&gathering_experts, experts))
+        };
         let sum_of = |of: fn(&Unit) -> u64, runs_back: bool| -> u64 {
             let others = units.iter().filter(|unit| !unit.is_alone && (unit.runs_back || !runs_back));
             others.map(|unit| of(unit).saturating_mul(unit.count)).sum()
         };
-        let around = gather(sum_of(|unit| unit.parameter_bytes, false));
-        let around_back = gather(sum_of(|unit| unit.parameter_bytes, true));
+        let around = gather([sum_of(|unit| unit.parameter_bytes, false), 0]);
+        let around_back = gather([sum_of(|unit| unit.parameter_bytes, true), 0]);
+        let parameters_of = |unit: &Unit| of_both(unit.parameter_bytes, unit.of_experts.parameter_bytes);
         let gathers: Vec<u64> =
-            units.iter().map(|unit| if unit.is_alone { gather(unit.parameter_bytes) } else { 0 }).collect();
+            units.iter().map(|unit| if unit.is_alone { gather(parameters_of(unit)) } else { 0 }).collect();
         // The sums go to the owners of the shards, and then over the groups that hold copies of each other.
-        let mut reduce = |bytes: u64| {
-            let part = bytes.div_ceil(u64::from(sharding.degree.max(1)));
-            collective(&scattering, bytes).saturating_add(collective(&copying, part))
+        let mut reduce = |[rest, experts]: [u64; 2]| {
+            let part = rest.div_ceil(u64::from(sharding.degree.max(1)));
+            let of_rest = collective(&scattering, rest).saturating_add(collective(&copying, part));
+            of_rest.saturating_add(collective(&scattering_experts, experts))
         };
-        let around_reduce = reduce(sum_of(|unit| unit.gradient_bytes, true));
+        let around_reduce = reduce([sum_of(|unit| unit.gradient_bytes, true), 0]);
+        let gradients_of = |unit: &Unit| of_both(unit.gradient_bytes, unit.of_experts.gradient_bytes);
         let reduces: Vec<u64> =
-            units.iter().map(|unit| if unit.is_alone { reduce(unit.gradient_bytes) } else { 0 }).collect();
+            units.iter().map(|unit| if unit.is_alone { reduce(gradients_of(unit)) } else { 0 }).collect();
         let mut forward: Vec<Pass> = units
             .iter()
             .zip(&gathers)
@@ -401,28 +430,20 @@ impl CostModel {
                 (self.sharded_tail(encoder, sharding.encoder), self.sharded_tail(llm, sharding.llm));
             return Transfer { ns: encoder.ns.saturating_add(llm.ns), basis: encoder.basis.max(llm.basis) };
         }
+        let experts = self.held_by_experts(self.whole_stage());
         let held = Held {
             num_trained: encoder.num_trained.saturating_add(llm.num_trained),
             gradient_bytes: encoder.gradient_bytes.saturating_add(llm.gradient_bytes),
             parameter_bytes: encoder.parameter_bytes.saturating_add(llm.parameter_bytes),
         };
-        self.sharded_tail(held, sharding.llm)
-    }
-
-    fn held_by_encoder(&self, stage: EncoderLayers) -> Held {
-        Held {
-            num_trained: self.over_encoder_stage(stage, |module| module.num_trained_parameters),
-            gradient_bytes: self.over_encoder_stage(stage, |module| module.gradient_bytes),
-            parameter_bytes: self.over_encoder_stage(stage, |module| module.parameter_bytes),
+        if experts == Held::default() {
+            return self.sharded_tail(held, sharding.llm);
         }
-    }
-
-    fn held_by_stage(&self, stage: StageLayers) -> Held {
-        Held {
-            num_trained: self.over_stage(stage, |module| module.num_trained_parameters),
-            gradient_bytes: self.over_stage(stage, |module| module.gradient_bytes),
-            parameter_bytes: self.over_stage(stage, |module| module.parameter_bytes),
-        }
+        // The replicas of an expert are fewer than those of all else.
+        let of_experts = sharding.llm.of_experts(self.settings.llm.expert_parallel_degree);
+        let rest = self.sharded_tail(held.without(&experts), sharding.llm);
+        let own = self.sharded_tail(experts, of_experts);
+        Transfer { ns: rest.ns.saturating_add(own.ns), basis: rest.basis.max(own.basis) }
     }
 
     fn sharded_tail(&self, held: Held, sharding: Sharding) -> Transfer {

@@ -42,7 +42,7 @@ fn selective_recomputation_sums_what_adapters_give_again() {
     // The part of the adapters.
     profile.variants[2].modules.get_mut("llm_layer").unwrap().num_parameters += 50;
     let times = |lora_rank, recompute| {
-        let llm = ComponentSettings { tensor_parallel_degree: 2, recompute };
+        let llm = ComponentSettings { tensor_parallel_degree: 2, recompute, ..Default::default() };
         let trained = Trained { lora_rank, ..Trained::default() };
         let settings = CostSettings { llm, trained, ..CostSettings::default() };
         let model = CostModel::with(&profile, &settings).unwrap();

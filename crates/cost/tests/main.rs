@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
 
 mod adapters;
+mod experts;
 mod fixture;
 mod gathered;
 mod heap;

@@ -17,7 +17,7 @@ fn trained(encoder: bool, projector: bool, llm: bool, lora_rank: u32) -> CostSet
 }
 
 fn cut(degree: u32, recompute: Recompute) -> CostSettings {
-    let component = ComponentSettings { tensor_parallel_degree: degree, recompute };
+    let component = ComponentSettings { tensor_parallel_degree: degree, recompute, ..Default::default() };
     CostSettings { encoder: component, llm: component, ..CostSettings::default() }
 }
 

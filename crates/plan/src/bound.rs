@@ -136,7 +136,7 @@ mod tests {
     use crate::space::layouts_with;
     use dflop_cost::{ComponentSettings, CostSettings};
     use dflop_step::{Method, StepScheduler, StepSettings};
-    use dflop_types::{PipelineOrder, Recomputation, SampleIndex, SampleShape, Zero};
+    use dflop_types::{ExpertsProfile, PipelineOrder, Recomputation, SampleIndex, SampleShape, Zero};
     use proptest::prelude::*;
 
     proptest! {
@@ -157,6 +157,10 @@ mod tests {
             let interleaved: Vec<_> = layouts.iter().copied().filter(chunked).map(|l| Layout { llm_interleave: 2, ..l }).collect();
             layouts.extend(interleaved);
             layouts.extend(Zero::ALL.map(|zero| Layout::colocated(ranks, zero)));
+            if ranks.is_multiple_of(2) {
+                let dealt = |zero| Layout { expert_parallel_degree: 2, ..Layout::colocated(ranks, zero) };
+                layouts.extend(Zero::ALL.map(dealt));
+            }
             let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: Recomputation::NONE, order: PipelineOrder::OneFOneB };
             let settings = StepSettings {
                 layout: candidate.layout,
@@ -166,7 +170,10 @@ mod tests {
             };
             let mut profile = fixture::model_profile();
             profile.modules.get_mut("encoder_layer").expect("it is there").count = 3;
-            let model = CostModel::new(&profile).unwrap();
+            let layer = profile.modules.get_mut("llm_layer").expect("it is there");
+            let [num_parameters, parameter_bytes] = [layer.num_parameters, layer.parameter_bytes].map(|all| all / 2);
+            layer.experts = Some(ExpertsProfile { count: 4, per_token: 2, num_parameters, parameter_bytes });
+            let model = CostModel::with(&profile, &CostSettings::default().in_layout(&candidate.layout)).unwrap();
             let work = BatchWork::new(&model, &BatchShapes::new(&shapes, &batch));
             let facts = Facts::new(&model, &settings).unwrap();
             let scheduler = StepScheduler::new(settings, model, shapes, seed).unwrap();

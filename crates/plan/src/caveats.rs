@@ -20,6 +20,10 @@ pub struct Caveats {
     /// Whether the time of the plan's gradient reduction comes from measurements with as many ranks and bytes. True if
     /// nothing is reduced.
     pub is_reduction_measured: bool,
+    /// Whether the model profile says of experts.
+    pub has_experts: bool,
+    /// Whether the plan deals out experts over several ranks.
+    pub deals_out_experts: bool,
     /// Measured points that were corrected, because a larger size was measured shorter than a smaller one.
     pub num_repaired_points: u32,
 }
@@ -32,6 +36,8 @@ impl Caveats {
             needs_kernels: profile.is_estimated && profile.family.starts_with("qwen3_5"),
             is_network_measured: model.is_network_measured(),
             is_reduction_measured: plan.is_none_or(|plan| is_reduction_measured(model, plan)),
+            has_experts: profile.modules.values().any(|module| module.experts.is_some()),
+            deals_out_experts: plan.is_some_and(|plan| plan.layout.has_expert_groups()),
             num_repaired_points: model.num_repaired_points(),
         }
     }
@@ -46,6 +52,13 @@ impl Caveats {
             notes.push(
                 "linear attention is estimated with the kernels of flash-linear-attention: without them it takes about nine \
                  times the memory, and more of the time"
+                    .to_owned(),
+            );
+        }
+        if self.deals_out_experts {
+            notes.push(
+                "experts are taken to be read evenly: where some are read more, their rank takes longer and needs more memory. \
+                 The all-to-all of their rows is assumed to take as long as an all-gather to as many bytes"
                     .to_owned(),
             );
         }

@@ -21,7 +21,7 @@ use dflop_sim::wiring::Source;
 use dflop_step::{Arm, StepScheduler};
 use dflop_types::number::{self, percent};
 use dflop_types::{
-    Collective, LinkProfile, LinkSpan, ModelProfile, Network, RankedPlan, Schedule, memory_size,
+    Collective, Layout, LinkProfile, LinkSpan, ModelProfile, Network, RankedPlan, Schedule, memory_size,
 };
 use rayon::prelude::*;
 
@@ -35,12 +35,19 @@ const LARGE_SAMPLES: usize = 1_024;
 const SLOWER: u64 = 100_000;
 
 /// The kinds, in the order in which they become free.
-const KINDS: [(Collective, &str); 4] = [
+const KINDS: [(Collective, &str); 5] = [
+    // Where it was not measured it takes as long as an all-gather. So it becomes free before that one.
+    (Collective::AllToAll, "all-to-all"),
     (Collective::AllGather, "all-gather"),
     (Collective::ReduceScatter, "reduce-scatter"),
     (Collective::AllReduce, "all-reduce"),
     (Collective::PointToPoint, "point to point"),
 ];
+
+/// The kinds that ranks of this layout may use.
+const fn kinds_of(layout: &Layout) -> &'static [(Collective, &'static str)] {
+    if layout.has_expert_groups() { &KINDS } else { KINDS.split_at(1).1 }
+}
 
 /// Communication of one kind in a step, as the mean over two sampled global batches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,7 +73,7 @@ impl Sent {
     }
 }
 
-/// Communication of a step by kind: all-gather, reduce-scatter, all-reduce, and messages from rank to rank.
+/// Communication of a step by kind: all-to-all where experts are dealt out, all-gather, reduce-scatter, all-reduce, and messages from rank to rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Communication {
     /// Kinds by name; one that is not used has zeros.
@@ -133,26 +140,26 @@ pub fn communication(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Optio
     if steps.is_empty() {
         return Ok(None);
     }
-    let bytes = byte_network();
+    let (bytes, kinds) = (byte_network(), kinds_of(&plan.layout));
     let of_free = |num_free: usize| -> Result<Sent, PlanError> {
-        let free = |network: &Network, slower| without(&scaled(network, slower), num_free);
+        let free = |network: &Network, slower| without(&scaled(network, slower), &kinds[..num_free]);
         let step_ns = makespan_ns(&over(free(network, 1))?, &steps)?;
         let of = |network: &Network| -> Result<u64, PlanError> {
             let [once, twice] = [SLOWER, 2 * SLOWER].map(|slower| over(free(network, slower)));
             let more = work_ns(&twice?, &steps)?.saturating_sub(work_ns(&once?, &steps)?);
             Ok(u64::try_from(more / u128::from(SLOWER)).unwrap_or(u64::MAX))
         };
-        let (ns, bytes) = if num_free == KINDS.len() { (0, 0) } else { (of(network)?, of(&bytes)?) };
+        let (ns, bytes) = if num_free == kinds.len() { (0, 0) } else { (of(network)?, of(&bytes)?) };
         Ok(Sent { bytes, ns, exposed_ns: step_ns })
     };
     // What is left where the first kinds are free; of the step, all that it takes.
-    let left: Vec<Sent> = (0..=KINDS.len()).into_par_iter().map(of_free).collect::<Result<_, PlanError>>()?;
+    let left: Vec<Sent> = (0..=kinds.len()).into_par_iter().map(of_free).collect::<Result<_, PlanError>>()?;
     let less = |pair: &[Sent]| Sent {
         bytes: pair[0].bytes.saturating_sub(pair[1].bytes),
         ns: pair[0].ns.saturating_sub(pair[1].ns),
         exposed_ns: pair[0].exposed_ns.saturating_sub(pair[1].exposed_ns),
     };
-    let kinds = KINDS.iter().zip(left.windows(2)).map(|((_, name), pair)| (*name, less(pair))).collect();
+    let kinds = kinds.iter().zip(left.windows(2)).map(|((_, name), pair)| (*name, less(pair))).collect();
     Ok(Some(Communication { kinds }))
 }
 
@@ -175,10 +182,10 @@ fn scaled(network: &Network, slower: u64) -> Network {
     network
 }
 
-/// A network in which the first `num_free` kinds take no time.
-fn without(network: &Network, num_free: usize) -> Network {
+/// A network in which these kinds take no time.
+fn without(network: &Network, free: &[(Collective, &str)]) -> Network {
     let mut network = network.clone();
-    for (collective, _) in KINDS.into_iter().take(num_free) {
+    for &(collective, _) in free {
         network.links.retain(|link| link.collective != collective);
         let spans = [LinkSpan::Node, LinkSpan::Cluster];
         network.links.extend(spans.map(|span| link(collective, span, u64::MAX)));

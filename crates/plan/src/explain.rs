@@ -78,7 +78,7 @@ pub fn explain(outcome: &Outcome) -> String {
             text.push_str(&outcome.run_memory.and_then(|run| run.words()).unwrap_or_default());
             others(&mut text, &outcome.ways, best);
             if !outcome.rivals.is_empty() {
-                versus(&mut text, &outcome.rivals, best);
+                versus(&mut text, &outcome.rivals, best, outcome.caveats.has_experts);
             } else if !outcome.ways.is_empty() {
                 text.push_str(
                     "  `--compare` searches what people run today, each in the best of its own layouts\n",
@@ -331,7 +331,7 @@ fn mixed_table(text: &mut String, ranked: &[RankedPlan]) {
 }
 
 /// What people run today beside the best plan, and the ratio to the best of it.
-fn versus(text: &mut String, rivals: &[Rival], best: &RankedPlan) {
+fn versus(text: &mut String, rivals: &[Rival], best: &RankedPlan, has_experts: bool) {
     text.push_str(
         "\nwhat people run today, each with the best of its own search on the same ranks and memory\n",
     );
@@ -366,6 +366,9 @@ fn versus(text: &mut String, rivals: &[Rival], best: &RankedPlan) {
         }
         None => writeln!(text, "  nothing of other people's fits"),
     };
+    if has_experts {
+        text.push_str("  megatron is searched without its expert parallelism\n");
+    }
     let cut: Vec<&str> = rivals.iter().filter(|rival| rival.is_cut).map(|rival| rival.name).collect();
     if !cut.is_empty() {
         let _ = writeln!(

@@ -23,6 +23,7 @@ mod detail;
 mod end_cut;
 mod error;
 mod evaluate;
+mod expert_groups;
 mod explain;
 mod facts;
 mod fastest;

@@ -5,7 +5,7 @@ use crate::error::PlanError;
 use crate::input::SearchInput;
 use crate::space::Candidate;
 use dflop_cost::{ComponentSettings, CostModel, CostSettings};
-use dflop_step::{Easing, tensor_degrees};
+use dflop_step::{EXPERT_SHARDINGS, Easing, expert_degrees, tensor_degrees};
 use dflop_types::{Recomputation, Recompute, Trained};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -14,28 +14,44 @@ use std::sync::{Arc, OnceLock};
 /// they would take half as long again as the rest of the search, and a rank has memory to spare: states are cut over all.
 const UNEQUAL_RANKS: u32 = 128;
 
-/// How the encoder and the LLM backbone run: for each, the ranks that a layer is cut over, and what it recomputes.
+/// How the encoder and the LLM backbone run: for each, the ranks that a layer is cut over, and what it recomputes; and over how
+/// many ranks experts are dealt out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Way {
     pub(crate) encoder: (u32, Recompute),
     pub(crate) llm: (u32, Recompute),
+    /// Ranks among which experts are dealt out; 1: each rank has them all.
+    pub(crate) experts: u32,
 }
 
 impl Way {
-    const PLAIN: Self = Self { encoder: (1, Recompute::None), llm: (1, Recompute::None) };
+    const PLAIN: Self = Self { encoder: (1, Recompute::None), llm: (1, Recompute::None), experts: 1 };
 
     pub(crate) const fn new([encoder, llm]: [u32; 2], modes: Recomputation) -> Self {
-        Self { encoder: (encoder, modes.encoder), llm: (llm, modes.llm) }
+        Self { encoder: (encoder, modes.encoder), llm: (llm, modes.llm), experts: 1 }
     }
 
     /// How the cost model is asked for it.
     const fn settings(&self, trained: Trained) -> CostSettings {
         let (encoder, llm) = (self.encoder, self.llm);
         CostSettings {
-            encoder: ComponentSettings { tensor_parallel_degree: encoder.0, recompute: encoder.1 },
-            llm: ComponentSettings { tensor_parallel_degree: llm.0, recompute: llm.1 },
+            encoder: ComponentSettings {
+                tensor_parallel_degree: encoder.0,
+                expert_parallel_degree: 1,
+                recompute: encoder.1,
+            },
+            llm: ComponentSettings {
+                tensor_parallel_degree: llm.0,
+                expert_parallel_degree: self.experts,
+                recompute: llm.1,
+            },
             trained,
         }
+    }
+
+    /// Ranks that a layer of the encoder is cut over, one of the LLM backbone, and experts are dealt out over.
+    const fn degrees(&self) -> [u32; 3] {
+        [self.encoder.0, self.llm.0, self.experts]
     }
 
     /// What its components recompute.
@@ -47,7 +63,8 @@ impl Way {
 impl From<&Candidate> for Way {
     fn from(candidate: &Candidate) -> Self {
         let layout = &candidate.layout;
-        Self::new([layout.encoder.tp, layout.llm.tp], candidate.recompute)
+        let way = Self::new([layout.encoder.tp, layout.llm.tp], candidate.recompute);
+        Self { experts: layout.expert_parallel_degree, ..way }
     }
 }
 
@@ -65,14 +82,24 @@ fn pairs(asked: Recomputation) -> Vec<Recomputation> {
     of(asked.encoder).into_iter().flat_map(with).collect()
 }
 
+/// Expert parallel degrees above 1 that training can run on these ranks; none where training cannot deal out experts.
+fn able_expert_degrees(input: &SearchInput<'_>) -> Vec<u32> {
+    if EXPERT_SHARDINGS.is_empty() {
+        return Vec::new();
+    }
+    expert_degrees(input.model_profile, input.cluster.num_ranks, input.cluster.ranks_per_node)
+}
+
 /// One cost model for each way that was measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Models {
     by_way: BTreeMap<Way, Arc<CostModel>>,
-    /// For each pair of tensor degrees the models that microbatches of colocated ranks may take; made when first asked for.
-    easing: BTreeMap<[u32; 2], OnceLock<Easing>>,
+    /// For each pair of tensor degrees, and expert parallel degree, the models that microbatches of colocated ranks may take; made when first asked for.
+    easing: BTreeMap<[u32; 3], OnceLock<Easing>>,
     /// Tensor degrees of encoder and LLM backbone: each pair for which there is a model.
     degrees: Vec<[u32; 2]>,
+    /// Expert parallel degrees above 1 for which there is a model.
+    expert_degrees: Vec<u32>,
     modes: Vec<Recomputation>,
 }
 
@@ -138,8 +165,15 @@ impl Models {
             }
             degrees.push(pair);
         }
-        let easing = by_way.keys().map(|way| ([way.encoder.0, way.llm.0], OnceLock::new())).collect();
-        Ok(Self { by_way, easing, degrees, modes })
+        let expert_degrees = able_expert_degrees(input);
+        for &experts in &expert_degrees {
+            for &mode in &modes {
+                let way = Way { experts, ..Way::new([1, 1], mode) };
+                by_way.insert(way, with(way)?);
+            }
+        }
+        let easing = by_way.keys().map(|way| (way.degrees(), OnceLock::new())).collect();
+        Ok(Self { by_way, easing, degrees, expert_degrees, modes })
     }
 
     /// The modes of recomputation for which there is a model. `Recomputation::NONE` comes first; each stands behind those
@@ -151,6 +185,11 @@ impl Models {
     /// Tensor degrees of encoder and LLM backbone for which there is a model, as pairs.
     pub(crate) fn degrees(&self) -> &[[u32; 2]] {
         &self.degrees
+    }
+
+    /// Expert parallel degrees above 1 for which there is a model; none where experts cannot be dealt out.
+    pub(crate) fn expert_degrees(&self) -> &[u32] {
+        &self.expert_degrees
     }
 
     /// The model of the plain way: no layer is cut, and nothing is recomputed.
@@ -181,7 +220,7 @@ impl Models {
     /// The models that recompute less than candidates of the same tensor degrees may; `None` if there are none of these degrees.
     pub(crate) fn easing(&self, input: &SearchInput<'_>, candidate: &Candidate) -> Option<&Easing> {
         let way = Way::from(candidate);
-        let known = self.easing.get(&[way.encoder.0, way.llm.0])?;
+        let known = self.easing.get(&way.degrees())?;
         Some(known.get_or_init(|| {
             let settings = way.settings(input.trained);
             let easing = Easing::of(input.model_profile, &settings, self.modes.iter().copied());

@@ -318,6 +318,11 @@ impl Only {
         self.llm_interleave
     }
 
+    /// The number of ranks over which experts shall be dealt out; `None` if any may be tried.
+    pub(crate) const fn expert_degree(&self) -> Option<u32> {
+        self.llm_ep
+    }
+
     /// The tensor degrees of encoder and LLM backbone that are asked for; `None` if any may be tried. Colocated components
     /// have the same, so one that is asked for is that of both.
     pub fn tensor_degrees(&self) -> [Option<u32>; 2] {

@@ -4,6 +4,7 @@
 use crate::bound::work_min_ns;
 use crate::contender::{Contender, Known, contenders};
 use crate::error::PlanError;
+use crate::expert_groups::colocated_experts;
 use crate::found::Found;
 use crate::funnel;
 use crate::input::{SearchEffort, SearchInput};
@@ -120,6 +121,7 @@ fn of_colocated(input: &SearchInput<'_>, models: &Models, takes_all: bool, least
             &input.only,
         );
         candidates.extend(colocated_groups(&rules, models));
+        candidates.extend(colocated_experts(&rules, models));
         candidates
     };
     sizes(input, takes_all, least, COLOCATED_SIZES).into_iter().flat_map(of).collect()

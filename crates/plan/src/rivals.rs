@@ -4,13 +4,14 @@
 //! |---|---|
 //! | `megatron` | one pipeline of all ranks of a replica, the encoder before the first stage, interleaved where that is shorter, fewer layers on the first and the last rank where that evens them out, layers cut over tensor groups where the profile has them; arrival order, equal counts |
 //! | `megatron-balanced` | the same; samples by predicted time of both components, longest first (LPT) |
-//! | `fsdp` | both components on every rank or tensor group, with each sharding and recomputation; arrival order |
+//! | `fsdp` | both components on every rank or tensor group, with each sharding and recomputation, experts dealt out where that is faster; arrival order |
 //! | `fsdp-tokens` | the same; samples packed by LLM tokens, longest first |
 //! | `fsdp-dflop` | the same, with our balance |
 //! | `paper` | the layout that would be fastest if every sample were the mean one (DFLOP, Algorithm 1), with the paper's balance of both components |
 
 use crate::contender::{Contender, Known};
 use crate::error::PlanError;
+use crate::expert_groups::colocated_experts;
 use crate::fastest::Field;
 use crate::input::SearchInput;
 use crate::megatron::megatron;
@@ -66,6 +67,7 @@ fn rivals_with(
     );
     let rules = Rules { only: &every, ..Rules::of(input, models.plain()) };
     together.extend(colocated_groups(&rules, models));
+    together.extend(colocated_experts(&rules, models));
     let field = Field { input, models, known, batches, prunes };
     let mut rivals = Vec::new();
     for (name, is_balanced) in [("megatron", false), ("megatron-balanced", true)] {

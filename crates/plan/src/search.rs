@@ -5,6 +5,7 @@ use crate::caveats::Caveats;
 use crate::contender::{Contender, Known, contenders};
 use crate::error::PlanError;
 use crate::evaluate::{Outlook, evaluate};
+use crate::expert_groups::colocated_experts;
 use crate::found::Found;
 use crate::funnel;
 use crate::input::{Depth, SearchEffort, SearchInput};
@@ -218,6 +219,7 @@ pub(crate) fn candidates(
         &input.only,
     );
     candidates.extend(colocated_groups(&rules, models));
+    candidates.extend(colocated_experts(&rules, models));
     let mut all = contenders(input, models, known, &candidates, &mut rejections)?;
     // They are few, and made in no time.
     let is_cut = |all: &[Contender]| (input.halt)() && all.iter().any(|one| !one.rough.is_over);

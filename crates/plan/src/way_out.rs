@@ -2,6 +2,7 @@
 //! `recompute=none` a plan fits, 1,402 ms a step.
 
 use crate::error::PlanError;
+use crate::expert_groups::why_not_dealt_out;
 use crate::input::SearchInput;
 use crate::only::Only;
 use crate::outcome::Outcome;
@@ -145,7 +146,7 @@ fn enough_ranks(
 /// Why there is not even a candidate for what is asked for, in words; `None` where there is one, or where all is asked for.
 pub fn why_no_candidate(input: &SearchInput<'_>, outcome: &Outcome) -> Option<String> {
     (outcome.num_candidates == 0 && input.only != Only::default()).then(|| {
-        let why = input.only.why_not(outcome.num_ranks);
+        let why = input.only.why_not(outcome.num_ranks).or_else(|| why_not_dealt_out(input));
         format!(
             "no layout of {} has `--only {}`{}",
             counted(outcome.num_ranks.into(), "rank"),

@@ -50,6 +50,8 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
             needs_kernels: false,
             is_network_measured: false,
             is_reduction_measured: false,
+            has_experts: false,
+            deals_out_experts: false,
             num_repaired_points: 2,
         },
         made_from: MadeFrom::new(),

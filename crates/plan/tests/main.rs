@@ -6,6 +6,7 @@ mod asked;
 mod baseline;
 mod colocated;
 mod communication;
+mod experts;
 mod explain;
 mod fewer_ranks;
 #[path = "../../step/tests/fixture/mod.rs"]

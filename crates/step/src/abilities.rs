@@ -9,6 +9,35 @@ use dflop_types::{ModelProfile, Trained, Zero};
 /// the same as ZeRO-1, because gradients are reduced once a step.
 pub const PIPELINE_SHARDINGS: [Zero; 3] = [Zero::Nothing, Zero::States, Zero::Gradients];
 
+/// The shardings that colocated ranks can have whose experts are dealt out.
+pub const EXPERT_SHARDINGS: &[Zero] = &Zero::ALL;
+
+/// Expert parallel degrees that colocated ranks can have, ascending; none for a model without experts, and where the profile
+/// does not say how many parameters they have. They are the powers of two that divide the ranks of a node, all ranks and the
+/// experts of a layer.
+///
+/// # Examples
+/// ```
+/// use dflop_types::{ExpertsProfile, ModelProfile, ModuleProfile};
+/// let experts = ExpertsProfile { count: 12, per_token: 2, num_parameters: 1_200, parameter_bytes: 2_400 };
+/// let layer = ModuleProfile { experts: Some(experts), ..ModuleProfile::default() };
+/// let modules = [("llm_layer".to_owned(), layer)].into();
+/// let profile = ModelProfile { modules, ..ModelProfile::default() };
+/// assert_eq!(dflop_step::expert_degrees(&profile, 64, 8), [2, 4]);
+/// assert!(dflop_step::expert_degrees(&ModelProfile::default(), 64, 8).is_empty());
+/// ```
+pub fn expert_degrees(profile: &ModelProfile, num_ranks: u32, ranks_per_node: u32) -> Vec<u32> {
+    let Some(experts) = profile.modules.get("llm_layer").and_then(|layer| layer.experts) else {
+        return Vec::new();
+    };
+    let ranks = ranks_per_node.min(num_ranks);
+    let degrees = std::iter::successors(Some(2_u32), |degree| degree.checked_mul(2));
+    let divides = |degree: &u32| {
+        [ranks_per_node, num_ranks, experts.count].into_iter().all(|number| number.is_multiple_of(*degree))
+    };
+    degrees.take_while(|&degree| degree <= ranks).filter(divides).collect()
+}
+
 /// Tensor parallel degrees that encoder and LLM backbone can have, ascending from 1. These are the degrees with which the
 /// profile was measured (they divide heads and widths), up to the number of ranks of a node.
 ///

@@ -90,6 +90,14 @@ pub enum StepError {
         /// The tensor degree of the cost model.
         predicted: u32,
     },
+    /// The cost model is one of experts dealt out over another number of ranks than the layout says.
+    #[error("layout has ep {wanted}, the cost model predicts ep {predicted}")]
+    ExpertDegree {
+        /// The expert parallel degree of the layout.
+        wanted: u32,
+        /// That of the cost model.
+        predicted: u32,
+    },
     /// The layout has chunks, but the LLM backbone is no pipeline of several ranks.
     #[error(
         "layout `{layout}` has `llm_interleave` {chunks}: chunks are dealt round over the ranks of a pipeline, llm pp must be 2 or more and the components on ranks of their own"
@@ -323,6 +331,7 @@ impl Hint for StepError {
             | Self::Interleave { .. }
             | Self::CutLayers { .. }
             | Self::TensorDegree { .. }
+            | Self::ExpertDegree { .. }
             | Self::RecomputeExceedsStage { .. }
             | Self::StagesExceedLayers { .. } => "make the plan anew with `dflop plan`",
             Self::SampleTooLarge { .. } => {

@@ -45,7 +45,7 @@ impl StepSettings {
     ///
     /// # Errors
     /// [`StepError::Unsupported`], [`StepError::Experts`], [`StepError::Interleave`], [`StepError::Zero`], [`StepError::StagesExceedLayers`], [`StepError::CutLayers`],
-    /// [`StepError::UnsupportedOrder`], [`StepError::NoSplit`], [`StepError::TensorDegree`].
+    /// [`StepError::UnsupportedOrder`], [`StepError::NoSplit`], [`StepError::TensorDegree`], [`StepError::ExpertDegree`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
         let layout = self.layout;
@@ -87,6 +87,11 @@ impl StepSettings {
             if wanted != predicted {
                 return Err(StepError::TensorDegree { component, wanted, predicted });
             }
+        }
+        let (wanted, predicted) =
+            (layout.expert_parallel_degree, model.settings().llm.expert_parallel_degree);
+        if wanted != predicted {
+            return Err(StepError::ExpertDegree { wanted, predicted });
         }
         if layout.is_interleaved() && (is_colocated || llm.pp == 1) {
             return Err(StepError::Interleave { chunks: layout.llm_interleave, layout: Box::new(layout) });

@@ -85,8 +85,8 @@ pub use family::{FAMILIES, FamilyRecord};
 pub use index::{Rank, SampleIndex, StageIndex};
 pub use layout::{Coordinates, Layout};
 pub use model_profile::{
-    Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
-    ModelProfile, ModuleProfile, Network, RecomputePoint, SplitBytes, Variant,
+    Collective, Device, ExpertsProfile, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve,
+    MessagePoint, ModelProfile, ModuleProfile, Network, RecomputePoint, SplitBytes, Variant,
 };
 pub use neighbour::Neighbour;
 pub use number::{counted, memory_size, thousands};

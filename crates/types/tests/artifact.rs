@@ -4,9 +4,9 @@
 
 use dflop_types::artifact::{check_made_from, hash_of, parse, read, read_text, to_text, write, write_text};
 use dflop_types::{
-    Artifact, ArtifactError, ComponentLayout, Hint as _, Layout, MadeFrom, MeasuredCurve, MeasuredPoint,
-    ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan, Recomputation, Recompute,
-    Trained, Zero,
+    Artifact, ArtifactError, ComponentLayout, ExpertsProfile, Hint as _, Layout, MadeFrom, MeasuredCurve,
+    MeasuredPoint, ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan,
+    Recomputation, Recompute, Trained, Zero,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -263,6 +263,49 @@ fn a_number_that_cannot_be_is_refused_by_its_place() {
         message.contains("modules.encoder_embedding.linear.points[0].forward_ns: must not be 0"),
         "{message}"
     );
+}
+
+/// Profiles made before experts were counted are read as before, and numbers of experts that cannot be are refused.
+#[test]
+fn experts_of_a_layer_are_optional_and_among_its_parameters() {
+    let module = ModuleProfile {
+        count: 1,
+        linear: MeasuredCurve {
+            points: vec![MeasuredPoint { size: 8, forward_ns: 1, ..MeasuredPoint::default() }],
+            ..MeasuredCurve::default()
+        },
+        num_parameters: 100,
+        parameter_bytes: 200,
+        ..ModuleProfile::default()
+    };
+    let mut profile = ModelProfile {
+        modules: ModelProfile::MODULES.map(|name| (name.to_owned(), module.clone())).into(),
+        ..ModelProfile::default()
+    };
+    assert!(!to_text(&profile).contains("experts"));
+    let of = |count, per_token, num_parameters, parameter_bytes| {
+        Some(ExpertsProfile { count, per_token, num_parameters, parameter_bytes })
+    };
+    let mut read = |experts| {
+        profile.modules.get_mut("llm_layer").unwrap().experts = experts;
+        let text = to_text(&profile);
+        parse::<ModelProfile>(Path::new("p.json"), &text).map_err(|error| match error {
+            ArtifactError::Unsound { problems, .. } => problems,
+            error => vec![error.to_string()],
+        })
+    };
+    let good = of(8, 2, 80, 160);
+    assert_eq!(read(good).unwrap().modules["llm_layer"].experts, good);
+    let place = "modules.llm_layer.experts";
+    assert_eq!(
+        read(of(8, 9, 101, 201)).unwrap_err(),
+        [
+            format!("{place}.per_token: 9, must be from 1 to the 8 experts"),
+            format!("{place}.num_parameters: 101, must be at most the 100 of the layer"),
+            format!("{place}.parameter_bytes: 201, must be at most the 200 of the layer"),
+        ]
+    );
+    assert!(read(of(8, 0, 80, 160)).is_err());
 }
 
 #[test]

@@ -15,6 +15,8 @@ from dflop.profiling.cases import ATTENTION, JOINT, LINEAR, SPLIT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from torch import nn
+
     from dflop.profiling.curves import Curve
     from dflop.profiling.records import Records
 
@@ -71,7 +73,35 @@ def _module(curve: Curve, attention: Mapping[int, Any], records: Records) -> dic
     # Rounded up, where layers are of several kinds: no number of bytes is then too small.
     module["num_parameters"] = -(-sum(p.numel() for p in parameters) // layers)
     module["parameter_bytes"] = -(-sum(p.numel() * p.element_size() for p in parameters) // layers)
+    experts = experts_of(curve.built.module, layers)
+    if experts is not None:
+        module["experts"] = experts
     return module
+
+
+def experts_of(module: nn.Module, layers: int) -> dict[str, int] | None:
+    """How many experts a layer has, and how many parameters they have.
+
+    Args:
+        module: some layers of the backbone, or another piece.
+        layers: how many; all have as many experts, or none.
+
+    Returns:
+        `ExpertsProfile` of one of them; None where there are no experts.
+    """
+    held = [one for one in module.modules() if getattr(getattr(one, "gate_up_proj", None), "ndim", 0) == 3]
+    routers = [one for one in module.modules() if hasattr(one, "top_k")]
+    if not held:
+        return None
+    # Gemma 4's router reads it from the configuration.
+    per_token = routers[0].top_k if routers else held[0].config.top_k_experts
+    parameters = [parameter for one in held for parameter in one.parameters()]
+    return {
+        "count": held[0].num_experts,
+        "per_token": per_token,
+        "num_parameters": sum(p.numel() for p in parameters) // layers,
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters) // layers,
+    }
 
 
 def _attention_point(curve: Curve, size: int, records: Records) -> dict[str, int]:

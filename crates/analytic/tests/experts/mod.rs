@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
-use dflop_types::{Hint, MadeFrom, ModelProfile, ModuleProfile};
+use dflop_types::{ExpertsProfile, Hint, MadeFrom, ModelProfile, ModuleProfile};
 
 use super::profile;
 
@@ -67,6 +67,18 @@ fn experts_cost_time_by_what_is_read_and_memory_by_what_is_held() {
     let outside = 2 * 2_048 * 4_096 + 2 * 2_048 * 512 + 2 * 2_048 + 2 * 128;
     assert_eq!(layer.num_parameters, 128 * 3 * 2_048 * 768 + 128 * 2_048 + outside);
     assert_eq!(layer.parameter_bytes, 2 * layer.num_parameters);
+    let own = 128 * 3 * 2_048 * 768;
+    let experts = ExpertsProfile { count: 128, per_token: 8, num_parameters: own, parameter_bytes: 2 * own };
+    assert_eq!(layer.experts, Some(experts));
+    // One that every token reads is none of them; nor is an MLP beside experts.
+    for name in ["qwen3.5-35b-a3b", "gemma-4-26b-a4b"] {
+        let (layer, llm) = (estimated(name), catalogue_model(name).unwrap().architecture().unwrap().llm);
+        let (found, experts) = (layer.experts.unwrap(), llm.experts.unwrap());
+        assert_eq!(u64::from(found.count), experts.count, "{name}");
+        assert_eq!(u64::from(found.per_token), experts.per_token, "{name}");
+        assert_eq!(found.num_parameters, experts.count * 3 * llm.width * experts.width, "{name}");
+    }
+    assert_eq!(estimated("qwen3-vl-8b").experts, None);
     // 120 of 128 experts, in 48 layers.
     let llm = catalogue_model("qwen3-vl-30b-a3b").unwrap().architecture().unwrap().llm;
     assert_eq!(llm.num_unread_parameters(), 48 * 120 * 3 * 2_048 * 768);

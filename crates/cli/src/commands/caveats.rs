@@ -11,6 +11,8 @@ pub(super) fn say<'a>(outcomes: impl Iterator<Item = &'a Outcome>) {
             needs_kernels: caveats.needs_kernels || other.needs_kernels,
             is_network_measured: caveats.is_network_measured && other.is_network_measured,
             is_reduction_measured: caveats.is_reduction_measured && other.is_reduction_measured,
+            has_experts: caveats.has_experts || other.has_experts,
+            deals_out_experts: caveats.deals_out_experts || other.deals_out_experts,
             num_repaired_points: caveats.num_repaired_points.max(other.num_repaired_points),
         };
         sum.num_predictions += prediction.num_predictions;

@@ -139,6 +139,11 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32, num_llm_layers
         "--bf16".to_owned(),
         "--calculate-per-token-loss".to_owned(),
     ];
+    if layout.has_expert_groups() {
+        // Experts stay whole, whatever the layers beside them are cut over.
+        arguments.push(format!("--expert-model-parallel-size {}", layout.expert_parallel_degree));
+        arguments.push("--expert-tensor-parallel-size 1".to_owned());
+    }
     if layout.is_interleaved() {
         arguments.push(format!("--num-virtual-stages-per-pipeline-rank {}", layout.llm_interleave));
     }
@@ -247,6 +252,15 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32, num_llm_laye
         format!("--training.global_batch_size {global_batch_size}"),
         format!("--training.local_batch_size {local}"),
     ];
+    if layout.has_expert_groups() {
+        arguments.push(format!("--parallelism.expert_parallel_degree {}", layout.expert_parallel_degree));
+        if layout.zero == Zero::Nothing {
+            lacks.push(
+                "experts dealt out over ranks that cut nothing: its expert groups are of ranks that shard"
+                    .to_owned(),
+            );
+        }
+    }
     if llm.pp > 1 {
         // It captures steps of one stage only, and does not start with both.
         arguments.push("--training.disable_cuda_graphs".to_owned());
@@ -336,6 +350,26 @@ mod tests {
         ] {
             assert!(torchtitan.contains(&argument.to_owned()), "{argument}: {torchtitan:?}");
         }
+    }
+
+    /// Experts that are dealt out have names of theirs, and nothing is said of them where they are not.
+    #[test]
+    fn experts_that_are_dealt_out_have_their_names() {
+        let of = |ep, zero| {
+            let layout = Layout { expert_parallel_degree: ep, ..Layout::colocated(64, zero) };
+            let plan = plan(layout, Recompute::None);
+            [megatron(&plan, 256, 28), torchtitan(&plan, 256, 28)]
+        };
+        let [of_megatron, of_torchtitan] = of(8, Zero::Parameters);
+        assert!(of_megatron.contains("--expert-model-parallel-size 8"), "{of_megatron}");
+        assert!(of_megatron.contains("--expert-tensor-parallel-size 1"), "{of_megatron}");
+        assert!(of_torchtitan.contains("--parallelism.expert_parallel_degree 8"), "{of_torchtitan}");
+        assert!(!of_torchtitan.contains("experts dealt out over ranks that cut nothing"), "{of_torchtitan}");
+        assert!(
+            of(8, Zero::Nothing)[1]
+                .contains("# not expressed: experts dealt out over ranks that cut nothing")
+        );
+        assert!(of(1, Zero::Parameters).iter().all(|text| !text.contains("expert")));
     }
 
     /// What they cannot do is said: an encoder on ranks of its own, ranks left over, our balance.

@@ -166,6 +166,14 @@ fn linear(text: &mut String, profile: &ModelProfile) {
             };
             let _ = writeln!(text, "  {head}{}", numbers(point, point.size));
         }
+        if let Some(experts) = module.experts {
+            let (count, own) = (experts.count, thousands(experts.num_parameters));
+            let _ = writeln!(
+                text,
+                "  {:<21} with {count} experts of {own} parameters in all; a token reads {}",
+                "", experts.per_token
+            );
+        }
         if let Some(tokens) = module.segment_tokens {
             let _ = writeln!(text, "  {:<21} with the attention of its segments of {tokens} tokens", "");
         }
@@ -293,6 +301,7 @@ fn collective_name(collective: Collective) -> &'static str {
         Collective::AllReduce => "all-reduce",
         Collective::AllGather => "all-gather",
         Collective::ReduceScatter => "reduce-scatter",
+        Collective::AllToAll => "all-to-all",
     }
 }
 

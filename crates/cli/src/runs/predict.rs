@@ -88,7 +88,11 @@ impl Predictor {
         if row.tp > row.gpus_per_node {
             return Err(Unpredicted::Node { tp: row.tp, gpus_per_node: row.gpus_per_node });
         }
-        let llm = ComponentSettings { tensor_parallel_degree: row.tp, recompute: row.recompute };
+        let llm = ComponentSettings {
+            tensor_parallel_degree: row.tp,
+            recompute: row.recompute,
+            ..ComponentSettings::default()
+        };
         let settings = CostSettings { llm, ..CostSettings::default() };
         let model = CostModel::with(&self.profile(row)?, &settings)?.with_gradients_of(row.gradient_bytes);
         let run = Run { row, model: &model, num_stages: num_stages as u32 };

@@ -32,7 +32,6 @@ impl CostModel {
     /// What a rank holds independently of the samples, with its optimizer states cut over `sharding_degree` ranks (at
     /// least 1; 1: not cut). Its workspace is the workspace of the optimizer.
     pub fn fixed_memory(&self, role: RankRole, sharding_degree: u32) -> RankMemory {
-        let sharding_degree = u64::from(sharding_degree.max(1));
         let sum = |of_one: fn(&Module) -> u64| match role {
             RankRole::Encoder => self.over_encoder(of_one),
             RankRole::EncoderStage(stage) => self.over_encoder_stage(stage, of_one),
@@ -43,13 +42,15 @@ impl CostModel {
             None => sum(|module| module.gradient_bytes),
             Some(bytes) => num_trained.saturating_mul(bytes),
         };
-        let states = num_trained.saturating_mul(self.holding.optimizer_bytes_per_parameter);
+        let of_experts = sum(|module| module.dealt.num_trained);
+        let states_of = |number: u64| number.saturating_mul(self.holding.optimizer_bytes_per_parameter);
+        let part = |all: u64, of_experts: u64| self.part(all, of_experts, sharding_degree);
         RankMemory {
             parameter_bytes: sum(|module| module.parameter_bytes),
             gradient_bytes,
-            optimizer_bytes: states.div_ceil(sharding_degree),
+            optimizer_bytes: part(states_of(num_trained), states_of(of_experts)),
             // AdamW over all tensors at once: the denominators of the update.
-            workspace_bytes: gradient_bytes.div_ceil(sharding_degree),
+            workspace_bytes: part(gradient_bytes, self.gradients_of(of_experts)),
             context_bytes: self.holding.reserve.context_bytes,
             ..RankMemory::default()
         }
@@ -67,32 +68,53 @@ impl CostModel {
     /// over n replicas. Ranks update their part of the parameters, which exists beside the gathered ones. In bfloat16 that
     /// part is float32: the master of what trains, which is among the states, and of what is frozen 4 bytes a
     /// parameter. Gradients are cut once a step under zero 2 as under zero 1, when all microbatches have
-    /// added theirs. Under zero 3, what is whole while layers run is counted here; embedding and head add to it where they run.
+    /// added theirs. Experts that are dealt out have fewer replicas, so that their parts are larger. Under zero 3, what is whole while layers run is counted here; embedding and head add to it where they run.
     pub fn sharded_memory(&self, role: RankRole, sharding: Sharding) -> RankMemory {
         let whole = self.fixed_memory(role, sharding.degree);
         if sharding.zero == Zero::Nothing || sharding.degree < 2 {
             return self.fixed_memory(role, 1);
         }
-        let part_of = |bytes: u64| bytes.div_ceil(u64::from(sharding.degree));
+        let part = |all: u64, of_experts: u64| self.part(all, of_experts, sharding.degree);
         let of_all = |of_one: fn(&Module) -> u64| match role {
             RankRole::Encoder => self.over_encoder(of_one),
             RankRole::EncoderStage(stage) => self.over_encoder_stage(stage, of_one),
             RankRole::Stage(stage) => self.over_stage(stage, of_one),
         };
-        let own_bytes = part_of(if self.holding.has_masters {
-            gradient_bytes(of_all(|module| module.num_parameters - module.num_trained_parameters))
+        let own_bytes = if self.holding.has_masters {
+            let frozen = of_all(|module| module.num_parameters - module.num_trained_parameters);
+            let of_experts = of_all(|module| module.dealt.num_parameters - module.dealt.num_trained);
+            part(gradient_bytes(frozen), gradient_bytes(of_experts))
         } else {
-            whole.parameter_bytes
-        });
+            part(whole.parameter_bytes, of_all(|module| module.dealt.parameter_bytes))
+        };
         if sharding.zero < Zero::Parameters {
             return RankMemory { parameter_bytes: whole.parameter_bytes.saturating_add(own_bytes), ..whole };
         }
+        let of_experts = self.gradients_of(of_all(|module| module.dealt.num_trained));
         RankMemory {
             parameter_bytes: own_bytes,
-            gradient_bytes: part_of(whole.gradient_bytes),
+            gradient_bytes: part(whole.gradient_bytes, of_experts),
             gathered_bytes: self.gathered(role, sharding).layers,
             ..whole
         }
+    }
+
+    /// Bytes of the gradients of so many parameters.
+    fn gradients_of(&self, number: u64) -> u64 {
+        let given = self.holding.gradient_bytes_per_parameter;
+        given.map_or_else(|| gradient_bytes(number), |bytes| number.saturating_mul(bytes))
+    }
+
+    /// The part of a rank where replicas keep one of `degree` parts each: of what `of_experts` says, which is among `all`, fewer
+    /// ranks have replicas where experts are dealt out, so that the parts are larger.
+    ///
+    /// ```text
+    /// (all - experts) / n + experts / (n / ep)      over n replicas, ep ranks of an expert group
+    /// ```
+    fn part(&self, all: u64, of_experts: u64, degree: u32) -> u64 {
+        let replicas = (degree / self.settings.llm.expert_parallel_degree.max(1)).max(1);
+        let rest = all.saturating_sub(of_experts).div_ceil(u64::from(degree.max(1)));
+        rest.saturating_add(of_experts.div_ceil(u64::from(replicas)))
     }
 
     /// What is whole on a rank of `role` for a while, by what runs; nothing where parameters are not cut.
@@ -247,7 +269,9 @@ impl CostModel {
         }
         for (layer, count) in self.layers_of(stage.num_layers) {
             let samples = samples_of(&microbatch.shape.llm_tokens);
-            push(layer.footprint.at(total, samples), count, None);
+            let mut bytes = layer.footprint.at(total, samples);
+            bytes.workspace = bytes.workspace.saturating_add(layer.exchanged_bytes(total));
+            push(bytes, count, None);
         }
         if stage.is_last {
             push(

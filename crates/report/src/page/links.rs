@@ -5,7 +5,7 @@ use crate::chart::{Frame, Line, LinePlot, legend, line_plot, numbers, partly, ta
 use dflop_types::{Collective, LinkProfile, LinkSpan, Network, clipped, number};
 use maud::{Markup, html};
 
-/// The most links that are shown: four kinds of communication, for some groups of ranks within and across nodes.
+/// The most links that are shown: five kinds of communication, for some groups of ranks within and across nodes.
 const MOST_LINKS: usize = 24;
 
 /// The class of a line and the name of what the ranks do.
@@ -15,6 +15,7 @@ fn describe(collective: Collective) -> (&'static str, &'static str) {
         Collective::AllReduce => ("n-reduce", "all-reduce"),
         Collective::AllGather => ("n-gather", "all-gather"),
         Collective::ReduceScatter => ("n-scatter", "reduce-scatter"),
+        Collective::AllToAll => ("n-all", "all-to-all"),
     }
 }
 
@@ -47,7 +48,10 @@ pub(super) fn links(network: &Network) -> Markup {
         }
         @if !groups.is_empty() {
             (legend(
-                [Collective::PointToPoint, Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter]
+                [
+                    Collective::PointToPoint, Collective::AllReduce, Collective::AllGather,
+                    Collective::ReduceScatter, Collective::AllToAll,
+                ]
                     .into_iter()
                     .filter(|kind| shown.iter().any(|link| link.collective == *kind && !link.points.is_empty()))
                     .map(|kind| { let (class, name) = describe(kind); (class, name) })
