@@ -303,7 +303,9 @@ def test_tokens_and_labels_equal_hugging_faces(name, trained, tmp_path):
     assert num_labels > NUM_CONVERSATIONS
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if "image" in [k for k, *_ in TEMPLATES[name][2]]])
+@pytest.mark.parametrize(
+    "name", [name for name in TEMPLATES if "image" in [k for k, *_ in TEMPLATES[name][2]]]
+)
 def test_documents_are_tokens_of_their_text_to_the_end(name, trained, tmp_path):
     """Each image as the template writes it in a question; all else carries loss but the first token."""
     _, content, marks, *_ = TEMPLATES[name]

@@ -43,9 +43,7 @@ class Processor:
         except Exception as error:  # noqa: BLE001
             self.fault = f"transformers makes no processor of `{model_dir}`: {first_line(error)}"
 
-    def tokens(
-        self, messages: Sequence[Any] | str, media: Sequence[Medium]
-    ) -> tuple[list[int] | None, str]:
+    def tokens(self, messages: Sequence[Any] | str, media: Sequence[Medium]) -> tuple[list[int] | None, str]:
         """The ids of a conversation.
 
         Args:
