@@ -89,8 +89,10 @@ def experts_of(module: nn.Module, layers: int) -> dict[str, int] | None:
     Returns:
         `ExpertsProfile` of one of them; None where there are no experts.
     """
-    held = [one for one in module.modules() if getattr(getattr(one, "gate_up_proj", None), "ndim", 0) == 3]
-    routers = [one for one in module.modules() if hasattr(one, "top_k")]
+    held: list[Any] = [
+        one for one in module.modules() if getattr(getattr(one, "gate_up_proj", None), "ndim", 0) == 3
+    ]
+    routers: list[Any] = [one for one in module.modules() if hasattr(one, "top_k")]
     if not held:
         return None
     # Gemma 4's router reads it from the configuration.
