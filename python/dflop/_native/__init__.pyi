@@ -335,11 +335,11 @@ class Plan:
     shard_ranks: int | None
     """Over how many consecutive replicas that is cut; None: over all replicas of a component."""
     expert_parallel_degree: int
-    """Consecutive ranks among which the experts of each layer are dealt out: an expert group; 1 where every rank
-    holds all experts."""
+    """Consecutive ranks among which the experts of each layer are dealt out: an expert group; 1 where
+    every rank holds all experts."""
     meets_in_layers: bool
-    """Whether ranks wait for each other within layers: they gather parameters there (`zero` 3), or exchange rows
-    with the experts of other ranks."""
+    """Whether ranks wait for each other within layers: they gather parameters there (`zero` 3), or
+    exchange rows with the experts of other ranks."""
     encoder_recompute: str
     """What the encoder's layers recompute at most: `none`, `selective`, `full`, `selective:K` or `full:K`, K
     layers of a stage. A schedule may ask for less in a microbatch (`Schedule.recompute`)."""
