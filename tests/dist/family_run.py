@@ -31,6 +31,7 @@ from dflop.checking.check import check
 from dflop.data.dataset import sample_from_encoded
 from dflop.models import load_adapter
 from dflop.models.adapters import add_adapters, is_of_projector
+from dflop.models.experts import has_experts, num_experts
 from dflop.models.parameters import component_of
 from dflop.profiling.artifact import hash_config
 
@@ -270,6 +271,11 @@ class FamilyRun:
             }
             for name, count in counts.items()
         }
+        text = self.adapter.text
+        if has_experts(text):
+            read = getattr(text, "num_experts_per_tok", None) or text.top_k_experts
+            sizes = {"num_parameters": 500, "parameter_bytes": 2000}
+            modules["llm_layer"]["experts"] = {"count": num_experts(text), "per_token": read, **sizes}
         profile = made_up_profile(hash_config(model_dir), 4 * self.adapter.hidden_size, modules)
         adapted = copy.deepcopy(modules)
         # Adapters on the layers.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 
 def made_up_profile(model_config, hidden_bytes, modules):
     """A model profile, format 2: `modules` on a device and a link that do not exist.
@@ -35,3 +37,13 @@ def made_up_profile(model_config, hidden_bytes, modules):
         "modules": modules,
         "optimizer_ns_per_million": 1_000_000,
     }  # fmt: skip
+
+
+def with_experts(profile, path, count):
+    """The same profile where each layer of the LLM has experts, of which a token reads one; written to `path`."""
+    profile = json.loads(profile.read_text())
+    layer = profile["modules"]["llm_layer"]
+    own = {key: layer[key] // 2 for key in ("num_parameters", "parameter_bytes")}
+    layer["experts"] = {"count": count, "per_token": 1, **own}
+    path.write_text(json.dumps(profile))
+    return str(path)

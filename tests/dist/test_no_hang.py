@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from demo_run import python, write_demo
 from lists import open_early, random_lists
+from made_up import with_experts
 from toy_run import make_schedule, write_colocated, write_plan
 from virtual_ranks import HangError, VirtualRanks
 
@@ -63,9 +64,10 @@ def check(name, arms, num_batches, demo, tmp_path, monkeypatch):
     """Every rank of every step runs each of its actions, with every arm in turn."""
     path = tmp_path / "plan.json"
     plan = plan_of(name, path)
-    scheduler = StepScheduler(
-        str(path), str(demo / "data_profile.parquet"), str(demo / "model_profile.json"), 0
-    )
+    profile = str(demo / "model_profile.json")
+    if plan.expert_parallel_degree > 1:
+        profile = with_experts(demo / "model_profile.json", tmp_path / "model_profile.json", 4)
+    scheduler = StepScheduler(str(path), str(demo / "data_profile.parquet"), profile, 0)
     batches = GlobalBatches(NUM_SAMPLES, BATCH, 0, [], 4)
     ranks = VirtualRanks(plan, monkeypatch)
     for step in range(num_batches):

@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch.distributed as dist
 from demo_run import lines, request, run_training, write_demo
+from made_up import with_experts
 from ranks import results, run_ranks
 from toy_run import write_colocated
 
@@ -115,6 +116,8 @@ def test_colocated_ranks_run_both_components(zero, ep, demo, tmp_path):
     out = tmp_path / "out"
     wanted = {"speed": SPEED, "slow_ranks": [], "slow_shapes": None, "network_latency_ns": 0, "kill": None}
     asked = request(demo, out, 3, steps=2, rehearsal=wanted, plan=str(path))
+    if ep > 1:
+        asked["model_profile"] = with_experts(demo / "model_profile.json", tmp_path / "model_profile.json", 3)
     assert results(run_training(asked, tmp_path)) == [0, 0, 0]
     assert sorted(s for line in lines(out / "schedules.jsonl") for s in line["samples"]) == list(
         range(NUM_SAMPLES)
