@@ -58,7 +58,8 @@ impl Caveats {
         if self.deals_out_experts {
             notes.push(
                 "experts are taken to be read evenly: where some are read more, their rank takes longer and needs more memory. \
-                 The all-to-all of their rows is assumed to take as long as an all-gather to as many bytes"
+                 The all-to-all of their rows is assumed to take as long as an all-gather to as many bytes. `--only llm.ep=1` \
+                 plans without it"
                     .to_owned(),
             );
         }
