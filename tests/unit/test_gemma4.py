@@ -131,3 +131,15 @@ def test_other_models_are_refused_by_the_field_that_tells_them(part, change, mes
         with pytest.raises(ProfileError) as raised:
             read(directory)
         assert message in str(raised.value)
+
+
+def test_an_older_transformers_is_refused(tmp_path, monkeypatch):
+    """Its model takes videos in another form; the error says which release does not."""
+
+    def forward(self, input_ids):
+        del self, input_ids
+
+    monkeypatch.setattr("transformers.Gemma4ForConditionalGeneration.forward", forward)
+    with pytest.raises(ProfileError, match="whose Gemma 4 has layers and videos of another form") as caught:
+        load_adapter(write_config(tmp_path, "gemma4"))
+    assert "transformers>=5.23" in str(caught.value) + str(caught.value.__notes__)

@@ -11,6 +11,7 @@ Shape letters: see `models/adapter.py`; C values of a patch, V width of the enco
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -166,8 +167,10 @@ class Gemma4(FamilyAdapter):
     encoder_attention = PACKED
 
     def __init__(self, model_dir: Path) -> None:
-        if not hasattr(Gemma4Config, "per_layer_config"):
-            message = f"transformers is {transformers.__version__}, whose Gemma 4 tells heads in another way"
+        told = inspect.signature(Gemma4ForConditionalGeneration.forward).parameters
+        if not hasattr(Gemma4Config, "per_layer_config") or "num_frames_per_video" not in told:
+            older = f"transformers is {transformers.__version__}"
+            message = f"{older}, whose Gemma 4 has layers and videos of another form"
             raise hinted(profile_error(message), "pip install 'transformers>=5.23'")
         super().__init__(model_dir)
         vision = self.vision
