@@ -66,10 +66,14 @@ def _without(some, items):
 
 
 def _skip_newer(items):
-    """Skips Qwen2.5-Omni, Qwen3-Omni and Gemma 4 where transformers is older than they ask for, as in `make test-oldest`."""
+    """Skips Qwen2.5-Omni, Qwen3-Omni, Gemma 4 and LFM2-VL where transformers is older than they ask for, as in `make test-oldest`."""
     if tuple(map(int, version("transformers").split(".")[:2])) < (5, 23):
-        skip = pytest.mark.skip(reason="Qwen2.5-Omni, Qwen3-Omni and Gemma 4 need transformers 5.23")
-        for item in (item for item in items if "omni" in item.nodeid or "gemma4" in item.nodeid):
+        skip = pytest.mark.skip(reason="Qwen2.5-Omni, Qwen3-Omni, Gemma 4 and LFM2-VL need transformers 5.23")
+        for item in (
+            item
+            for item in items
+            if any(name in item.nodeid for name in ("omni", "gemma4", "lfm2", "short_conv"))
+        ):
             item.add_marker(skip)
 
 

@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_families import write_config
 from torch.distributed.fsdp import FSDPModule
 from transformers import Lfm2Config
 from transformers.models.lfm2 import modeling_lfm2
 
+from dflop import ProfileError
 from dflop.integrations.encoder_families import NaflexTower
+from dflop.models import load_adapter
 from dflop.models.delta_rule import CONVOLUTION, keep_samples_apart
 from dflop.models.short_conv import CONV, FULL, conv_rules, kinds_like_all, mlp_width
 
@@ -91,3 +94,14 @@ def test_a_projector_that_is_sharded_by_itself_is_refused():
     model.multi_modal_projector = Sharded(2, 2)
     with pytest.raises(ValueError, match="`multi_modal_projector` is sharded by itself"):
         NaflexTower(model).check_shards()
+
+
+def test_a_transformers_that_would_mix_samples_is_refused(tmp_path, monkeypatch):
+    """Older releases hand the ends of samples on to attention alone."""
+
+    def forward(self, hidden_states, past_key_values=None, attention_mask=None, seq_idx=None):
+        del self, hidden_states, past_key_values, attention_mask, seq_idx
+
+    monkeypatch.setattr("transformers.models.lfm2.modeling_lfm2.Lfm2ShortConv.forward", forward)
+    with pytest.raises(ProfileError, match="short convolutions would mix the samples of a pack"):
+        load_adapter(write_config(tmp_path, "lfm2_vl"))

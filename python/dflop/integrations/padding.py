@@ -28,7 +28,7 @@ from dflop.models.backbone import TEXT_MODELS
 from dflop.models.delta_rule import CONVOLUTION, LINEAR, RULE, keep_samples_apart, linear_layers
 from dflop.models.layer_kinds import WITH_HEADS_OF_KINDS, WITH_WINDOWS, kinds_of_layers, window_of
 from dflop.models.packing import TokensOfSamples, packed_attention
-from dflop.models.short_conv import CONV, WITH_SHORT_CONV
+from dflop.models.short_conv import CONV, WITH_SHORT_CONV, gets_bounds
 from dflop.models.sight import sights
 
 if TYPE_CHECKING:
@@ -349,6 +349,8 @@ def _reason_against(decoder: Any, config: Any) -> str | None:
     others = sorted(set(getattr(config, "layer_types", None) or ()) - known)
     if others:
         return f"it has layers of kind `{others[0]}`, must be of {sorted(known)}"
+    if config.model_type in WITH_SHORT_CONV and not gets_bounds():
+        return "its short convolutions would mix the samples of a row in this transformers, 5.23 is needed"
     if config.model_type in WITH_HEADS_OF_KINDS:
         return "how its layers see pictures is not known here"
     if getattr(config, "attn_logit_softcapping", None) is not None:

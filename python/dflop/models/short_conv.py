@@ -11,6 +11,7 @@ Channels do not see each other, so tensor parallelism deals them out. The names 
 
 from __future__ import annotations
 
+import inspect
 from fractions import Fraction
 from typing import Any
 
@@ -23,6 +24,19 @@ CONV, FULL = "conv", "full_attention"
 """Kinds of layers in `layer_types`."""
 # The profiler runs so many layers at once, at most.
 _RUN_MAX = 8
+
+
+def gets_bounds() -> bool:
+    """Whether this transformers tells a short convolution where the samples of a pack end.
+
+    Returns:
+        False before 5.23, whose layers hand their arguments on to attention alone: packed samples would see
+        each other.
+    """
+    from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
+
+    told = inspect.signature(Lfm2ShortConv.forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in told)
 
 
 def mlp_width(text: Any) -> int:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import transformers
 from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 from transformers.models.lfm2 import modeling_lfm2
 
@@ -26,6 +27,7 @@ from dflop.models.packing import PACKED_BY_MASK
 from dflop.models.patch_layout import Geometry
 from dflop.models.processor_files import processor_fields
 from dflop.models.rules import Rule
+from dflop.models.short_conv import gets_bounds
 from dflop.models.tiles import clip_plan
 from dflop.models.towers import inner_tower
 
@@ -69,6 +71,10 @@ class Lfm2Vl(FamilyAdapter):
     encoder_attention = PACKED_BY_MASK
 
     def __init__(self, model_dir: Path) -> None:
+        if not gets_bounds():
+            older = f"transformers is {transformers.__version__}"
+            message = f"{older}, whose short convolutions would mix the samples of a pack"
+            raise hinted(profile_error(message), "pip install 'transformers>=5.23'")
         super().__init__(model_dir)
         vision = self.vision
         self.num_encoder_layers = vision.num_hidden_layers
