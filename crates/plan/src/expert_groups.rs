@@ -4,7 +4,7 @@ use crate::input::SearchInput;
 use crate::models::Models;
 use crate::space::{COLOCATED_MICROBATCHES, Candidate, Rules};
 use crate::wide::first_modes;
-use dflop_step::{EXPERT_SHARDINGS, expert_degrees};
+use dflop_step::expert_degrees;
 use dflop_types::{Layout, Zero};
 
 /// All colocated layouts with groups of ranks that deal out the experts of each layer, with the modes of recomputation of the
@@ -13,10 +13,10 @@ pub(crate) fn colocated_experts(rules: &Rules<'_>, models: &Models) -> Vec<Candi
     let num_ranks = rules.ranks[0];
     let degrees = models.expert_degrees().iter().filter(|&&degree| num_ranks.is_multiple_of(degree));
     let layouts = degrees.flat_map(|&expert_parallel_degree| {
-        let of = move |&zero| Layout { expert_parallel_degree, ..Layout::colocated(num_ranks, zero) };
+        let of = move |zero| Layout { expert_parallel_degree, ..Layout::colocated(num_ranks, zero) };
         // ZeRO-2 takes as much time and memory as ZeRO-1. It is a candidate only if it is asked for.
-        let is_asked = |zero: &&Zero| **zero != Zero::Gradients || rules.only.zero() == Some(Zero::Gradients);
-        EXPERT_SHARDINGS.iter().filter(is_asked).map(of)
+        let is_asked = |zero: &Zero| *zero != Zero::Gradients || rules.only.zero() == Some(Zero::Gradients);
+        Zero::ALL.into_iter().filter(is_asked).map(of)
     });
     let of_rank = 2 * rules.global_batch_size.div_ceil(num_ranks.max(1));
     let most = rules
@@ -38,9 +38,6 @@ pub(crate) fn why_not_dealt_out(input: &SearchInput<'_>) -> Option<String> {
         Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
         _ => numbers.concat(),
     };
-    if EXPERT_SHARDINGS.is_empty() {
-        return Some("and this version does not train experts that are dealt out".to_owned());
-    }
     let layer = input.model_profile.modules.get("llm_layer");
     let Some(experts) = layer.and_then(|layer| layer.experts) else {
         let how = if input.model_profile.is_estimated { " --estimate" } else { "" };
@@ -59,7 +56,5 @@ pub(crate) fn why_not_dealt_out(input: &SearchInput<'_>) -> Option<String> {
             cluster.ranks_per_node
         ));
     }
-    let zero = input.only.zero().filter(|zero| !EXPERT_SHARDINGS.contains(zero))?;
-    let able = EXPERT_SHARDINGS.iter().map(|&zero| u8::from(zero).to_string()).collect();
-    Some(format!("and experts are dealt out with `zero={}`, not {}", listed(able), u8::from(zero)))
+    None
 }

@@ -5,7 +5,7 @@ use crate::error::PlanError;
 use crate::input::SearchInput;
 use crate::space::Candidate;
 use dflop_cost::{ComponentSettings, CostModel, CostSettings};
-use dflop_step::{EXPERT_SHARDINGS, Easing, expert_degrees, tensor_degrees};
+use dflop_step::{Easing, expert_degrees, tensor_degrees};
 use dflop_types::{Recomputation, Recompute, Trained};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -84,9 +84,6 @@ fn pairs(asked: Recomputation) -> Vec<Recomputation> {
 
 /// Expert parallel degrees above 1 that training can run on these ranks; none where training cannot deal out experts.
 fn able_expert_degrees(input: &SearchInput<'_>) -> Vec<u32> {
-    if EXPERT_SHARDINGS.is_empty() {
-        return Vec::new();
-    }
     expert_degrees(input.model_profile, input.cluster.num_ranks, input.cluster.ranks_per_node)
 }
 

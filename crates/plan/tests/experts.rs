@@ -3,7 +3,6 @@
 use crate::asked;
 use crate::fixture;
 use dflop_plan::{SearchEffort, SearchInput, communication, search, why_no_candidate};
-use dflop_step::EXPERT_SHARDINGS;
 use dflop_types::{ExpertsProfile, ModelProfile, Zero};
 
 const RANKS: u32 = 4;
@@ -37,10 +36,9 @@ fn experts_are_dealt_out_where_the_model_has_some() {
     let found = |profile: &ModelProfile, only: &str| search(&input(&shapes, profile, only)).unwrap();
     let number = |profile: &ModelProfile| found(profile, "colocated=true,recompute=none").num_candidates;
     // Over 2 and over 4 ranks; ZeRO-2 takes what ZeRO-1 does.
-    let num_shardings = EXPERT_SHARDINGS.iter().filter(|&&zero| zero != Zero::Gradients).count() as u64;
-    assert_eq!(number(&with) - number(&without), 2 * num_shardings);
-    for zero in EXPERT_SHARDINGS {
-        let only = format!("llm.ep=4,zero={},recompute=none", u8::from(*zero));
+    assert_eq!(number(&with) - number(&without), 2 * 3);
+    for zero in Zero::ALL {
+        let only = format!("llm.ep=4,zero={},recompute=none", u8::from(zero));
         let plans = found(&with, &only).ranked;
         assert!(plans.iter().all(|plan| plan.layout.expert_parallel_degree == 4), "{only}");
         let words = plans[0].in_words();
@@ -55,21 +53,12 @@ fn a_search_without_candidates_says_why_nothing_is_dealt_out() {
         let asked = input(&shapes, profile, only);
         why_no_candidate(&asked, &search(&asked).unwrap()).unwrap_or_default()
     };
-    if EXPERT_SHARDINGS.is_empty() {
-        assert!(
-            why(&with, "llm.ep=2").ends_with("and this version does not train experts that are dealt out")
-        );
-        return;
-    }
     assert_eq!(
         why(&without, "llm.ep=2"),
         "no layout of 4 ranks has `--only llm.ep=2`, and the model profile says of no experts; of a model with experts make it anew: `dflop profile model`"
     );
     let rule = "and the 8 experts of a layer can be dealt out over 2 or 4 ranks on nodes of 4";
     assert_eq!(why(&with, "llm.ep=3"), format!("no layout of 4 ranks has `--only llm.ep=3`, {rule}"));
-    let Some(other) = Zero::ALL.into_iter().find(|zero| !EXPERT_SHARDINGS.contains(zero)) else { return };
-    let found = why(&with, &format!("llm.ep=2,zero={}", u8::from(other)));
-    assert!(found.contains("and experts are dealt out with `zero="), "{found}");
 }
 
 /// Each token's two rows go there and back, forward and backward, over every layer; half of them leave a rank of a group of two.
@@ -79,7 +68,7 @@ fn rows_are_named_apart_from_what_is_gathered() {
     let mut profile = profile();
     "cpu".clone_into(&mut profile.device.kind);
     let asked = input(&shapes, &profile, "llm.ep=2,recompute=none");
-    let Some(plan) = search(&asked).unwrap().ranked.first().copied() else { return };
+    let plan = search(&asked).unwrap().ranked[0];
     let found = communication(&asked, &plan).unwrap().unwrap();
     let sent = found.kinds.iter().find(|(kind, _)| *kind == "all-to-all").unwrap().1;
     let tokens: u64 = shapes.iter().map(|shape| u64::from(shape.llm_tokens)).sum();

@@ -9,9 +9,6 @@ use dflop_types::{ModelProfile, Trained, Zero};
 /// the same as ZeRO-1, because gradients are reduced once a step.
 pub const PIPELINE_SHARDINGS: [Zero; 3] = [Zero::Nothing, Zero::States, Zero::Gradients];
 
-/// The shardings that colocated ranks can have whose experts are dealt out.
-pub const EXPERT_SHARDINGS: &[Zero] = &Zero::ALL;
-
 /// Expert parallel degrees that colocated ranks can have, ascending; none for a model without experts, and where the profile
 /// does not say how many parameters they have. They are the powers of two that divide the ranks of a node, all ranks and the
 /// experts of a layer.

@@ -5,34 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
+
+from dflop.models.sums import send_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed import ProcessGroup
-
-
-def send_rows(
-    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: ProcessGroup
-) -> torch.Tensor:
-    """Rows of all ranks for this one, rank after rank; no gradient.
-
-    Every rank of `group` must call it, and those that send and receive nothing too. On a GPU it does not
-    block the host.
-
-    Args:
-        rows: those for rank 0 first, then for rank 1, and so on; [sum of `sent`, ...].
-        sent: rows for each rank.
-        received: rows from each rank.
-        group: of the ranks.
-
-    Returns:
-        [sum of `received`, ...].
-    """
-    arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    distributed.all_to_all_single(arrived, rows.contiguous(), list(received), list(sent), group=group)
-    return arrived
 
 
 class _Exchange(torch.autograd.Function):

@@ -13,8 +13,9 @@ from torch import distributed
 
 from dflop.integrations.assignment import assign_units
 from dflop.integrations.encoder_tiles import Media
-from dflop.integrations.exchange import exchange, send_rows
+from dflop.integrations.exchange import exchange
 from dflop.integrations.idle import depend, pass_children, pass_module, reached
+from dflop.models.sums import send_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

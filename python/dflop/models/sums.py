@@ -8,9 +8,31 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
+
+
+def send_rows(
+    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """Rows of this rank to each rank, and those of each rank for this one (an all-to-all); no gradient.
+
+    Every rank of `group` must call it, and those that send and receive nothing too. On a GPU it does not
+    block the host.
+
+    Args:
+        rows: those for rank 0 first, then for rank 1, and so on; [sum of `sent`, ...].
+        sent: rows for each rank.
+        received: rows from each rank.
+        group: of the ranks; None: all of them.
+
+    Returns:
+        [sum of `received`, ...], in the order of the ranks.
+    """
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), list(received), list(sent), group=group)
+    return arrived
 
 
 class Sums:
@@ -68,9 +90,7 @@ class Sums:
         return own_RD
 
     def exchange(self, rows_SD: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        """Rows of this rank to each rank, and those of each rank for this one (an all-to-all).
-
-        Every rank of the group must call it; blocks until the rows are there.
+        """As `send_rows`.
 
         Args:
             rows_SD: [S, D], those for the first rank first.
@@ -80,11 +100,7 @@ class Sums:
         Returns:
             [R, D], in the order of the ranks. While silent, this rank's rows as they are.
         """
-        if self.is_silent:
-            return rows_SD
-        rows_RD = rows_SD.new_empty(sum(received), rows_SD.shape[1])
-        dist.all_to_all_single(rows_RD, rows_SD.contiguous(), received, sent, group=self.group)
-        return rows_RD
+        return rows_SD if self.is_silent else send_rows(rows_SD, sent, received, self.group)
 
     def spread(self, tensor: torch.Tensor) -> None:
         """Replaces the tensor, in place, by that of the first rank (a broadcast).

@@ -44,15 +44,17 @@ fn is_text(list: &[Value]) -> bool {
 
 /// Whether the record has a field of media, with media or without.
 fn names_media(record: &Value) -> bool {
-    MediaKind::ALL
-        .into_iter()
-        .any(|kind| [kind.as_str(), kind.plural()].into_iter().any(|name| record.get(name).is_some()))
+    media_fields().any(|name| record.get(name).is_some())
+}
+
+/// The names of fields of media: `image`, `images`, and so on.
+fn media_fields() -> impl Iterator<Item = &'static str> {
+    MediaKind::ALL.into_iter().flat_map(|kind| [kind.as_str(), kind.plural()])
 }
 
 /// Texts and images of two lists that are equally long: at each place one of them has something, the other null.
 fn interleaved(texts: &[Value], record: &Value) -> Result<(Vec<TurnPart>, Vec<MediaReference>), String> {
-    let others = || MediaKind::ALL.into_iter().flat_map(|kind| [kind.as_str(), kind.plural()]);
-    if let Some(name) = others().find(|&name| name != IMAGES && field(record, name).is_some()) {
+    if let Some(name) = media_fields().find(|&name| name != IMAGES && field(record, name).is_some()) {
         return Err(format!(
             "`{name}` stands beside `{PAIRS}` of a document, its media must be under `{IMAGES}`"
         ));
