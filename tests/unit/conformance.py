@@ -43,6 +43,7 @@ ALIKE = (
         "glm46v",
         "idefics3",
         "internvl-qwen3",
+        "minicpmv4_6-4x",
         "mistral3",
         "paddleocr_vl",
         "qwen2_audio",

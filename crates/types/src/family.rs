@@ -78,7 +78,7 @@ pub const FAMILIES: [FamilyRecord; 29] = {
         record("llava", &["image"], [YES, YES, YES, YES, YES]),
         record("llava_next", &["image"], [YES, YES, YES, YES, YES]),
         record("llava_onevision", PICTURES, [YES, YES, YES, YES, YES]),
-        record("minicpmv4_6", &["image"], [YES, NO, NO, NO, NO]),
+        record("minicpmv4_6", &["image"], [YES, YES, YES, YES, YES]),
         record("mistral3", &["image"], [YES, YES, YES, YES, YES]),
         record("paddleocr_vl", &["image"], [YES, YES, YES, YES, YES]),
         record("qwen2_5_omni", &["image", "video", "audio"], [YES, YES, YES, YES, YES]),

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    fn made(config: Value, preprocessor: Value) -> Result<MiniCpmV46, DataError> {
+    fn made(config: &Value, preprocessor: Value) -> Result<MiniCpmV46, DataError> {
         let mut fields = json!({"model_type": FAMILY, "vision_config": {"patch_size": 14}});
         fields.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
         MiniCpmV46::from_files(&FamilyFiles { config: fields, preprocessor, ..FamilyFiles::default() })
@@ -278,7 +278,7 @@ mod tests {
     /// scaled to 507 x 394, 9 x 7 units of 56 pixels; so is the whole.
     #[test]
     fn slices_by_hand() {
-        let rule = made(json!({}), json!({})).unwrap();
+        let rule = made(&json!({}), json!({})).unwrap();
         let found = shape(&rule, 900, 700);
         assert_eq!(
             (found.first_patches, found.patches, found.num_tiles),
@@ -304,7 +304,7 @@ mod tests {
         );
         let part = |count| EncoderParts { count, segments: 1, feature_tokens: 63 };
         assert_eq!(found.parts, [part(1), part(4)]);
-        let fine = made(json!({"downsample_mode": "4x"}), json!({"downsample_mode": "4x"})).unwrap();
+        let fine = made(&json!({"downsample_mode": "4x"}), json!({"downsample_mode": "4x"})).unwrap();
         // 507 x 394 pixels are 18 x 14 units of 28 pixels.
         assert_eq!(shape(&fine, 450, 350).pieces[1], Piece::Features(18 * 14));
     }
@@ -312,12 +312,12 @@ mod tests {
     /// A picture of exactly an area is not cut; a line of pixels is at least a feature wide.
     #[test]
     fn edges_of_sizes() {
-        let rule = made(json!({}), json!({})).unwrap();
+        let rule = made(&json!({}), json!({})).unwrap();
         assert_eq!(shape(&rule, 448, 448).num_tiles, 1);
         assert_eq!(shape(&rule, 448, 449).num_tiles, 3);
         // 448 / sqrt(1 / 400) = 8960 pixels, 160 features; 22 pixels wide.
         assert_eq!(shape(&rule, 400, 1).patches, Some((640, 4)));
-        let whole = made(json!({}), json!({"slice_mode": false})).unwrap();
+        let whole = made(&json!({}), json!({"slice_mode": false})).unwrap();
         assert_eq!(shape(&whole, 5000, 5000).num_tiles, 1);
         assert!(rule.image(Size { height: 0, width: 1 }, 1).unwrap_err().to_string().contains("at least 1"));
         assert!(rule.marks(MediaKind::Video).is_none());
@@ -331,7 +331,7 @@ mod tests {
             ("downsample_mode", json!({"downsample_mode": "8x"})),
             ("downsample_mode", json!({"downsample_mode": "4x"})),
         ] {
-            let error = made(config, json!({})).unwrap_err().to_string();
+            let error = made(&config, json!({})).unwrap_err().to_string();
             assert!(error.contains(&format!("`{field}`")), "{error}");
         }
         for (field, value) in [
@@ -340,7 +340,7 @@ mod tests {
             ("max_slice_nums", json!(0)),
             ("image_processor_type", json!("MiniCPMVImageProcessor")),
         ] {
-            let error = made(json!({}), json!({field: value})).unwrap_err().to_string();
+            let error = made(&json!({}), json!({field: value})).unwrap_err().to_string();
             assert!(error.contains(&format!("`{field}`")), "{error}");
         }
         let processor = json!({"use_image_id": false});

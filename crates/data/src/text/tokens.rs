@@ -253,8 +253,8 @@ impl ChatTokenizer {
                     ))
                 })?;
                 if let Some([before, after]) = mark.number {
-                    let number = counts[kind] - 1;
-                    filled.text.push_str(&format!("{before}{number}{after}"));
+                    let number = (counts[kind] - 1).to_string();
+                    filled.text.extend([before, &number, after]);
                 }
                 for piece in &shapes[index].pieces {
                     match piece {
