@@ -128,7 +128,7 @@ def encoded(index: int, path: Path, kind: str, adapter: Any) -> SimpleNamespace:
     medium = SimpleNamespace(
         path=str(path), is_local=True, held_bytes=0, kind=kind, frame_indices=frames, num_tiles=num_tiles,
         height=0, width=0, num_features=features, parts=[(1, num_tiles, features)], patches=None,
-        last_patches=None, sampled_fps=None,
+        first_patches=None, last_patches=None, sampled_fps=None,
     )  # fmt: skip
     mask = [True] * features
     return SimpleNamespace(

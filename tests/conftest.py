@@ -66,13 +66,13 @@ def _without(some, items):
 
 
 def _skip_newer(items):
-    """Skips Qwen2.5-Omni, Qwen3-Omni, Gemma 4 and LFM2-VL where transformers is older than they ask for, as in `make test-oldest`."""
+    """Skips Qwen2.5-Omni, Qwen3-Omni, Gemma 4, LFM2-VL and MiniCPM-V where transformers is older than they ask for, as in `make test-oldest`."""
     if tuple(map(int, version("transformers").split(".")[:2])) < (5, 23):
-        skip = pytest.mark.skip(reason="Qwen2.5-Omni, Qwen3-Omni, Gemma 4 and LFM2-VL need transformers 5.23")
+        skip = pytest.mark.skip(reason="these families need transformers 5.23")
         for item in (
             item
             for item in items
-            if any(name in item.nodeid for name in ("omni", "gemma4", "lfm2", "short_conv"))
+            if any(name in item.nodeid for name in ("omni", "gemma4", "lfm2", "minicpm", "short_conv"))
         ):
             item.add_marker(skip)
 

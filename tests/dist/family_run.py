@@ -55,6 +55,7 @@ _TOKENS = {
     "gemma4": ("<|image|>", "<|video|>"),
     "lfm2_vl": ("<image>",),
     "lighton_ocr": ("<|image_pad|>",),
+    "minicpmv4_6": ("<|image_pad|>",),
     "mistral3": ("[IMG]",),
     "smolvlm": ("<image>", "<video>"),
     "internvl": ("<IMG_CONTEXT>", "<video>"),

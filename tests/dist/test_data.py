@@ -23,7 +23,14 @@ def media(path, num_tiles, num_features):
     sizes = {"num_tiles": num_tiles, "height": 9, "width": 8, "num_features": num_features}
     sizes["parts"] = [(1, num_tiles, num_features)]
     place = {"is_local": True, "held_bytes": 0}
-    kept = {"patches": None, "last_patches": None, "sampled_fps": None, "last_segment_tokens": None, **sizes}
+    kept = {
+        "patches": None,
+        "first_patches": None,
+        "last_patches": None,
+        "sampled_fps": None,
+        "last_segment_tokens": None,
+        **sizes,
+    }
     return SimpleNamespace(path=path, kind="image", frame_indices=[], **place, **kept)
 
 

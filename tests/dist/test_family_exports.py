@@ -45,6 +45,9 @@ IN_SUITE = [
     # Parts of one picture on several ranks, convolutions by their columns.
     ("lfm2_vl", "lora", (2, 1, 2), "none"),
     ("lfm2_vl", "full", (2, 3, 2, "colocated"), "selective"),
+    # The merger between layers is cut off with the layer before it.
+    ("minicpmv4_6", "lora", (2, 1, 2), "none"),
+    ("minicpmv4_6", "full", (2, 3, 2, "colocated"), "selective"),
     ("mistral3", "projector", (2, 1, 2), "full"),
     ("mistral3-ministral3", "full", (1, 1, 1, 2, 2), "selective"),
     ("internvl", "frozen-encoder", (1, 1, 1), "full"),

@@ -33,6 +33,7 @@ def medium(path, num_tiles=1):
         num_features=num_tiles,
         parts=[(1, num_tiles, num_tiles)],
         patches=None,
+        first_patches=None,
         last_patches=None,
         sampled_fps=None,
         last_segment_tokens=None,

@@ -93,6 +93,12 @@ def microbatch(name, media, seed, num_text=7):
         arguments["pixel_attention_mask"] = mask
         arguments["spatial_shapes"] = torch.tensor(media)
         ids = [MEDIA_TOKEN] * (sum(counts) // 4)
+    elif name == "minicpmv4_6" and media:
+        # Rows and columns of patches of each slice, all patches side by side.
+        count = sum(rows * columns for rows, columns in media)
+        arguments["pixel_values"] = torch.randn(1, 3, 14, 14 * count, generator=generator)
+        arguments["target_sizes"] = torch.tensor(media, dtype=torch.int32)
+        ids = [MEDIA_TOKEN] * (count // 16)
     elif name in ("mistral3", "lighton_ocr") and media:
         # Padded to the largest, as the processor gives pictures.
         height, width = (max(size[axis] for size in media) for axis in (0, 1))
@@ -206,6 +212,11 @@ STEPS["lighton_ocr"] = STEPS["mistral3"] = [
 STEPS["lfm2_vl"] = [
     [[(4, 4), (4, 4), (6, 4)], [], [(6, 6)], [(4, 4), (2, 4)]],
     [[], [(4, 6)], [], []],
+    [[], [], [], []],
+]
+STEPS["minicpmv4_6"] = [
+    [[(8, 8), (4, 8), (4, 8)], [], [(8, 4)], [(4, 4), (8, 8)]],
+    [[], [(4, 8)], [], []],
     [[], [], [], []],
 ]
 STEPS["idefics3"] = STEPS["smolvlm"] = STEPS["internvl"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
 import wave
 from functools import cached_property
@@ -44,6 +43,7 @@ ALIKE = (
         "glm46v",
         "idefics3",
         "internvl-qwen3",
+        "minicpmv4_6-4x",
         "mistral3",
         "paddleocr_vl",
         "qwen2_audio",
@@ -124,7 +124,7 @@ class Medium:
         self.grid = MediaGrid(
             "multi_image" if several else self.kind, shape.num_tiles, self.height, self.width, shape.feature_tokens,
             patches=shape.patches, sampled_fps=self.fps if self.kind == "video" else None,
-            last_patches=shape.last_patches, last_segment_tokens=shape.segments[-1][1],
+            first_patches=shape.first_patches, last_patches=shape.last_patches, last_segment_tokens=shape.segments[-1][1],
         )  # fmt: skip
 
     @property
@@ -219,7 +219,7 @@ class Conversation:
                 frames = frames[each * run.first_tile : each * (run.first_tile + run.grid.num_tiles)]
                 found.append(self.adapter.pixels(medium.file, whole.kind, frames, run.grid))
             else:
-                first = run.first_tile * math.prod(whole.patches or (1,))
+                first = whole.inputs_before(run.first_tile)
                 found.append(medium.inputs[first : first + run.grid.num_inputs])
         return torch.cat(found) if found else torch.empty(0, *self.adapter.input_shape)
 

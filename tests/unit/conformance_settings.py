@@ -45,6 +45,8 @@ _SHUFFLED = {"size": {"longest_edge": 168}, "max_image_size": {"longest_edge": 5
 _LFM2_IMAGES = {
     "encoder_patch_size": 14, "min_image_tokens": 4, "max_image_tokens": 9, "max_tiles": 4, "tile_size": 56, **_MEAN,
 }  # fmt: skip
+# Pictures of about 2 x 2 features of 56 pixels a side, larger ones with 2 to 4 slices of as many.
+_SLICED = {"scale_resolution": 112, "max_slice_nums": 4, **_MEAN}
 _TILE_56 = {"size": {"height": 56, "width": 56}, **_MEAN}
 IMAGES = {
     "text": [],
@@ -112,6 +114,9 @@ SETTINGS = {
     # Pictures of 4 to 9 features, larger ones in 2 to 4 tiles of 4 features.
     "lfm2_vl": (_tiny("lfm2_vl", image_token_id=IMAGE), _LFM2_IMAGES, None, {**IMAGES, "large image": [("image", 230, 150)]}),
     "lighton_ocr": (_tiny("lighton_ocr", image_token_id=IMAGE), {"size": {"longest_edge": 140}, "patch_size": 14, **_MEAN}, None, IMAGES),
+    "minicpmv4_6": (_tiny("minicpmv4_6", image_token_id=IMAGE, video_token_id=VIDEO), _SLICED, None, IMAGES),
+    "minicpmv4_6-4x": (_tiny("minicpmv4_6-4x", image_token_id=IMAGE, video_token_id=VIDEO),
+                       {"downsample_mode": "4x", **_SLICED, "scale_resolution": 64}, None, IMAGES),
     "mistral3": (_tiny("mistral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
     "mistral3-ministral3": (_tiny("mistral3-ministral3", image_token_index=IMAGE), {"size": {"longest_edge": 140}, **_MEAN}, None, IMAGES),
     "qwen2_vl": (_tiny("qwen2_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),

@@ -215,6 +215,18 @@ CONFIGS = {
         },
         "projector_hidden_size": 40,
     },
+    "minicpmv4_6": {
+        "model_type": "minicpmv4_6",
+        "vision_config": {**TILES, "num_hidden_layers": 3},
+        "text_config": {**QWEN35_TEXT, "model_type": "qwen3_5_text"},
+        "insert_layer_id": 0,
+    },
+    "minicpmv4_6 4x": {
+        "model_type": "minicpmv4_6",
+        "vision_config": TILES,
+        "text_config": {**QWEN35_TEXT, "model_type": "qwen3_5_text"},
+        "downsample_mode": "4x",
+    },
     "lighton_ocr": {
         "model_type": "lighton_ocr",
         "vision_config": {**PIXTRAL, "model_type": "pixtral"},

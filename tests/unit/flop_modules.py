@@ -21,6 +21,9 @@ from dflop.models.families.gemma4 import positions_of
 from dflop.models.families.gemma4 import project as project_squares
 from dflop.models.families.glm4v import embed as embed_glm
 from dflop.models.families.glm4v import project as project_glm
+from dflop.models.families.minicpmv4_6 import embed as embed_slices
+from dflop.models.families.minicpmv4_6 import merge_windows
+from dflop.models.families.minicpmv4_6 import project as project_slices
 from dflop.models.families.mistral3 import embed as embed_patches
 from dflop.models.families.paddleocr_vl import embed as embed_pages
 from dflop.models.families.paddleocr_vl import lay_out_pages
@@ -107,6 +110,8 @@ def encoder_layer(name, is_window=False, segments=None):
         angles = (torch.randn(sum(segments), 8), torch.randn(sum(segments), 8))
         run = functools.partial(layer, attention_mask=None, position_embeddings=angles)
         return Ran(run, torch.randn(1, sum(segments), 32), True, segments, [layer], angles)
+    if name.startswith("minicpm"):
+        return sliced_layer(layer, segments or [16, 48])
     if is_native(name):
         segments = segments or ([16, 16, 8] if is_window else [24, 8, 40])
         bounds = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
@@ -122,6 +127,18 @@ def encoder_layer(name, is_window=False, segments=None):
     tokens = tile_tokens(name)
     run = layer if name.startswith("internvl") else functools.partial(layer, attention_mask=None)
     return Ran(run, torch.randn(3, tokens, 32), True, [tokens] * 3, [layer])
+
+
+def sliced_layer(layer, segments, merged=1):
+    """A layer of MiniCPM-V over segments of so many patches, of which `merged` are a row."""
+    rows = [tokens // merged for tokens in segments]
+    bounds = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
+    run = functools.partial(layer, attention_mask=None, cu_seqlens=bounds, max_seqlen=max(rows))
+    return Ran(run, torch.randn(1, sum(rows), 32), True, segments, [layer])
+
+
+def encoder_merged_layer(name):
+    return sliced_layer(encoder_tower(build(name)).encoder.layers[-1], [64, 32], merged=4)
 
 
 def encoder_embedding(name):
@@ -141,6 +158,15 @@ def encoder_embedding(name):
     if name == "lfm2_vl":
         run = functools.partial(embed_tiles, tower.embeddings, segments=[(4, 4), (2, 4)])
         return Ran(run, torch.randn(24, 3 * 7 * 7), False, [16, 8], [tower.embeddings])
+    if name.startswith("minicpm"):
+        merges = 1 if name.endswith("4x") else 2
+
+        def embed_and_merge(patches):
+            hidden = embed_slices(tower.embeddings, patches, [(4, 4), (8, 4)], merges)
+            return hidden if merges == 1 else merge_windows(tower.vit_merger, hidden)
+
+        parts = [tower.embeddings, tower.vit_merger]
+        return Ran(embed_and_merge, torch.randn(48, 3 * 7 * 7), False, [16, 32], parts)
     if is_native(name):
         patches = torch.randn(24, 3 * 2 * 7 * 7)
         if name.startswith("glm4"):
@@ -193,6 +219,10 @@ def projector(name):
             [16, 8],
             parts,
         )
+    if name.startswith("minicpm"):
+        parts = [tower.post_layernorm, model.model.merger]
+        rows = 48 if name.endswith("4x") else 12
+        return Ran(functools.partial(project_slices, *parts), torch.randn(rows, 32), True, [16, 32], parts)
     if is_native(name):
         if name.startswith("glm"):
             parts = [tower.post_layernorm, tower.downsample, tower.merger]
@@ -295,6 +325,7 @@ MODULES = {
     "encoder_embedding": encoder_embedding,
     "encoder_layer": encoder_layer,
     "encoder_window_layer": functools.partial(encoder_layer, is_window=True),
+    "encoder_merged_layer": encoder_merged_layer,
     "projector": projector,
     "llm_embedding": llm_embedding,
     "llm_layer": llm_layer,
@@ -307,6 +338,7 @@ MODULES = {
 }
 SOME = {
     "encoder_window_layer": lambda name: name == "qwen2_5_vl",
+    "encoder_merged_layer": lambda name: name == "minicpmv4_6",
     "llm_linear_layer": has_linear_attention,
     "llm_sliding_layer": has_windows,
     "llm_conv_layer": has_short_convolution,

@@ -6,7 +6,7 @@ from flop_configs import CONFIGS
 
 def has_linear_attention(name):
     """Whether layers of the backbone have linear attention: all but the last of four."""
-    return name.startswith("qwen3_5")
+    return name.startswith(("qwen3_5", "minicpm"))
 
 
 def has_short_convolution(name):

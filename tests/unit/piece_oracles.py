@@ -15,6 +15,7 @@ QWEN_VL = tuple(name for name in TINY if name.startswith(("qwen2_vl", "qwen2_5",
 # (frames, rows, columns) in patches, for Gemma 4.
 SQUARES = [(1, 10, 6), (1, 4, 12)]
 # (rows, columns) in patches.
+SLICES = [(8, 4), (4, 8), (4, 4)]
 PAGES = [(10, 6), (4, 12)]
 # (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
 PICTURES = [(1, 10, 6), (2, 4, 12)]
@@ -50,6 +51,14 @@ def encoder_inputs(name, model):
         with torch.no_grad():
             found = inner.get_image_features(patches, sizes, mask.int()).pooler_output
         return patches[mask], torch.cat(found)
+    if name.startswith("minicpm"):
+        sizes = torch.tensor(SLICES)
+        patches = torch.randn(int(sizes.prod(1).sum()), 3, 14, 14)
+        with torch.no_grad():
+            found = inner.get_image_features(
+                patches.permute(1, 2, 0, 3).flatten(2)[None], sizes
+            ).pooler_output
+        return patches.flatten(1), torch.cat(found)
     if name.startswith(("mistral3", "lighton")):
         pixels, sizes = torch.randn(2, 3, 70, 56), [(70, 28), (28, 56)]
         with torch.no_grad():

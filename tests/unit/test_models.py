@@ -304,7 +304,7 @@ def test_an_unknown_family_is_named_with_those_known(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(
         dflop.ProfileError,
-        match="`gpt2`, known are .*`llava_onevision`, `mistral3`, `paddleocr_vl`, `qwen2_5_omni`, `qwen2_5_vl`",
+        match="`gpt2`, known are .*`llava_onevision`, `minicpmv4_6`, `mistral3`, `paddleocr_vl`, `qwen2_5_omni`, `qwen2_5_vl`",
     ) as error:
         load_adapter(tmp_path)
     assert "says what it needs to be measured and trained" in error.value.__notes__[0]

@@ -26,6 +26,7 @@ MEDIA = {
     "idefics3": [2, 0, 2],
     "lfm2_vl": [[(6, 4), (4, 4)], [], [(2, 4)]],
     "lighton_ocr": [[(56, 84)], [], [(56, 84), (56, 84)]],
+    "minicpmv4_6": [[(8, 4), (4, 4)], [], [(4, 8)]],
     "mistral3": [[(56, 84)], [], [(56, 84), (56, 84)]],
     "paddleocr_vl": [[("image", 1, 4, 6)], [], [("image", 1, 4, 6), ("image", 1, 2, 4)]],
     "smolvlm": [2, 0, 2],
@@ -75,7 +76,9 @@ def padded(rows, side="right"):
             else p
             for p in parts
         ]
-        batch[name] = torch.cat(tiled)
+        # MiniCPM-V has patches of all pictures side by side.
+        is_row = name == "pixel_values" and "target_sizes" in rows[0]
+        batch[name] = torch.cat(tiled, dim=-1 if is_row else 0)
     return batch
 
 

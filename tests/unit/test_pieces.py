@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from piece_oracles import PAGES, PICTURES, QWEN_VL, SQUARES, encoder_inputs, masks_of_pictures
+from piece_oracles import PAGES, PICTURES, QWEN_VL, SLICES, SQUARES, encoder_inputs, masks_of_pictures
 from real_families import REAL
+from tiny_backbone import VOCABULARY
 from tiny_families import (
     OF_SOUND,
     OMNI,
     TEXT,
     TINY,
-    VOCABULARY,
     hugging_face_model,
     some_segments,
     tiny,
@@ -28,6 +28,10 @@ from dflop import ProfileError
 from dflop.models import load_adapter
 from dflop.models.families.gemma4 import bounds_of as bounds_of_squares
 from dflop.models.families.gemma4 import positions_of
+from dflop.models.families.minicpmv4_6 import bounds_of as bounds_of_slices
+from dflop.models.families.minicpmv4_6 import embed as embed_slices
+from dflop.models.families.minicpmv4_6 import merge_windows
+from dflop.models.families.minicpmv4_6 import run_layer as run_slices
 from dflop.models.families.mistral3 import bounds_of
 from dflop.models.families.paddleocr_vl import bounds_of as bounds_of_pages
 from dflop.models.families.paddleocr_vl import lay_out_pages
@@ -98,7 +102,9 @@ def test_pieces_run_forward_and_backward_at_any_packing(tmp_path, name):
         unread = ("unread.", "post_layernorm", ".head.")
         assert all(any(part in path for part in unread) for path in idle)
         assert not idle or (
-            name.startswith("llava") and piece.name == "encoder_embedding" or piece.name == "sound_embedding"
+            name.startswith(("llava", "minicpm"))
+            and piece.name == "encoder_embedding"
+            or piece.name == "sound_embedding"
         )
 
 
@@ -129,6 +135,16 @@ def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
             tiles = [(6, 4), (2, 4)]
             hidden = stack(embedding(inputs, tiles), bounds_of_tiles(tiles, CPU))
             found = projector(hidden, tiles)
+        elif name.startswith("minicpm"):
+            # The merger is measured with the embedding, and stands between layers.
+            merges, tower = load_adapter(directory).num_merges, model.model.vision_tower
+            hidden = embed_slices(tower.embeddings, inputs, SLICES, merges)
+            for number, layer in enumerate(stack.layers):
+                is_merged = merges == 2 and number == 2
+                if is_merged:
+                    hidden = merge_windows(embedding.vit_merger, hidden)
+                hidden = run_slices(layer, hidden, bounds_of_slices(SLICES, CPU, is_merged=is_merged))
+            found = projector(hidden)
         elif name.startswith(("mistral3", "lighton")):
             pictures = [(5, 2), (2, 4)]
             hidden = embedding(inputs, pictures)

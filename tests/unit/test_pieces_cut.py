@@ -13,6 +13,8 @@ from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
+WITH_LINEAR = ("qwen3_5", "minicpm")
+"""Families with Qwen3.5's backbone."""
 ONE_GATE = ("glm4v", "glm46v", "glm_ocr")
 """Families whose MLP has one map for gate and up."""
 
@@ -36,7 +38,7 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
         assert trained == adapters == {key for key, value in module.named_parameters() if value.requires_grad}
         # A and B on seven maps of three layers; experts have none, and GLM has one map for gate and up.
         maps = 3 * (4 if name in WITH_EXPERTS and "gemma4" not in name else 6 if name in ONE_GATE else 7)
-        if name.startswith("qwen3_5"):
+        if name.startswith(WITH_LINEAR):
             # Linear attention has five maps instead of four. What all tokens read beside experts has four.
             maps += 2 + (3 * 4 if name in WITH_EXPERTS else 0)
         # Three of the expert that all tokens read.
@@ -50,7 +52,7 @@ def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, nam
     # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96; gate and up in one: 48 + 192.
     mlp = 0 if name in WITH_EXPERTS and "gemma4" not in name else 240 + 144 if name in ONE_GATE else 3 * 144
     added = 3 * 3 * (2 * 96 + 2 * 72 + mlp)
-    if name.startswith("qwen3_5"):
+    if name.startswith(WITH_LINEAR):
         # One layer has queries with gates, two have queries, keys and values, gates, two numbers a head, and the sum.
         added = 3 * (144 + 2 * 72 + 96 + 2 * (160 + 96 + 2 * 56 + 96))
         # The shared expert and its gate.
@@ -77,10 +79,10 @@ def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
         assert (kind.num_heads, kind.num_key_value_heads) == heads
         assert kind.is_causal
         module = pieces["llm_layer"].build(settings)
-        # Of Qwen3.5 and LFM2-VL the last has full attention.
-        layer = module.layers[-1] if name.startswith(("qwen3_5", "lfm2")) else module.layers[0]
+        # Of backbones with two kinds the last has full attention.
+        layer = module.layers[-1] if name.startswith((*WITH_LINEAR, "lfm2")) else module.layers[0]
         # Its queries come with their gates.
-        gates = 2 if name.startswith("qwen3_5") else 1
+        gates = 2 if name.startswith(WITH_LINEAR) else 1
         found = (layer.self_attn.q_proj.out_features // gates, layer.self_attn.k_proj.out_features)
         assert found == shape[:2]
         if name in WITH_EXPERTS:

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import json
 
+from tiny_backbone import LINEAR, TEXT
 from tiny_lfm2 import LFM2_VL
+from tiny_minicpm import MINICPM, MINICPM_4X
 
-VOCABULARY = 300
-TEXT = {
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 _MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
 _PATCHES = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_heads": 4, "depth": 4}
 _VISION = {
@@ -46,23 +35,6 @@ _QWEN3_VISION = {
 }
 _QWEN35_VISION = {name: value for name, value in _QWEN3_VISION.items() if name != "deepstack_visual_indexes"}
 # Longer samples than a chunk of the recurrence (64 tokens) are among those of the tests, and shorter ones.
-_LINEAR = {
-    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 6,
-    # As many of keys as ranks share a layer in tests, at most.
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "head_dim": 12,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10_000.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [1, 1, 1],
-        "mrope_interleaved": True,
-    },
-}
 _GLM = {
     "vision_config": {
         **_PATCHES,
@@ -386,7 +358,7 @@ TINY = {
     },
     "qwen3_5": {
         "vision_config": {**_QWEN35_VISION, "model_type": "qwen3_5_vision"},
-        "text_config": {**TEXT, "model_type": "qwen3_5_text", **_LINEAR},
+        "text_config": {**TEXT, "model_type": "qwen3_5_text", **LINEAR},
         "tie_word_embeddings": False,
     },
     "qwen3_5_moe": {
@@ -395,12 +367,14 @@ TINY = {
             # As the published ones: all layers have experts, so nothing says how wide an MLP would be.
             **{name: value for name, value in TEXT.items() if name != "intermediate_size"},
             "model_type": "qwen3_5_moe_text",
-            **_LINEAR,
+            **LINEAR,
             **_EXPERTS,
             "shared_expert_intermediate_size": 40,
         },
         "tie_word_embeddings": False,
     },
+    "minicpmv4_6": MINICPM,
+    "minicpmv4_6-4x": MINICPM_4X,
     "qwen2_audio": {
         "audio_config": {
             "d_model": 32,
@@ -437,11 +411,21 @@ TINY = {
     },
 }
 """`config.json` by family, and by what else differs."""
-CONDITION = {"qwen3_5": 50, "qwen3_5_moe": 50, "gemma4": 3, "gemma4-experts": 6}
+CONDITION = {
+    "minicpmv4_6": 50,
+    "minicpmv4_6-4x": 50,
+    "qwen3_5": 50,
+    "qwen3_5_moe": 50,
+    "gemma4": 3,
+    "gemma4-experts": 6,
+}
 """How much larger rounding is where weights differ by it already: linear attention takes the exponent of sums of
 decays over 64 tokens, which are several hundred, in float32. With decays drawn up to 0.5 instead of 16, it is gone.
 Gemma 4's encoder does not scale scores down by the width of heads, and each picture has 280 patches."""
-ROUNDED = {"gemma4-experts": 2}
+RESORTED = {"minicpmv4_6": 10, "minicpmv4_6-4x": 10}
+"""The same wherever it runs: patches are sorted for the mergers, so sums of the encoder's attention round otherwise,
+and linear attention stands behind it."""
+ROUNDED = {"gemma4-experts": 2, **RESORTED}
 """The same where ranks add gradients in another order, and nothing else differs."""
 WITH_EXPERTS = (
     "internvl-qwen3_moe",

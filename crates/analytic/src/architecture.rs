@@ -15,9 +15,12 @@ pub const CONV_LAYER: &str = "llm_conv_layer";
 /// A layer without experts, one of the first, where the other layers have them. In a model profile each counts as one
 /// `llm_layer` more: their mean would be too little for every stage but that of these layers.
 pub const DENSE_LAYER: &str = "llm_dense_layer";
+/// An encoder layer behind a merger, which reads a row for a window of tokens. A model profile has the mean of those before
+/// and behind it as its `encoder_layer`.
+pub const MERGED_LAYER: &str = "encoder_merged_layer";
 /// All kinds of layers of one or two encoders.
-pub(super) const ENCODER_LAYERS: [&str; 3] =
-    ["encoder_layer", ModelProfile::WINDOW_LAYER, ModelProfile::SECOND_TOWER[1]];
+pub(super) const ENCODER_LAYERS: [&str; 4] =
+    ["encoder_layer", ModelProfile::WINDOW_LAYER, MERGED_LAYER, ModelProfile::SECOND_TOWER[1]];
 /// What has a row for each word of the vocabulary.
 pub(super) const VOCABULARY: [&str; 2] = ["llm_embedding", "llm_head"];
 /// All kinds of layers of the backbone.
@@ -82,6 +85,18 @@ pub enum Patches {
     },
 }
 
+/// What makes one row of a window of encoder tokens, between two layers (MiniCPM-V 4.6): attention within the window, then an
+/// MLP over its tokens side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowMerger {
+    /// Layers behind it.
+    pub num_layers: u64,
+    /// Tokens of a window.
+    pub window_tokens: u64,
+    /// Inner width of its MLP.
+    pub inner_width: u64,
+}
+
 /// The encoder.
 // Each is a fact of its own that a configuration states.
 #[allow(clippy::struct_excessive_bools)]
@@ -143,6 +158,8 @@ pub struct Encoder {
     pub has_norm_before: bool,
     /// Parameters after the layers that no forward reads: a norm or a head for other uses.
     pub num_unread_parameters: u64,
+    /// What merges tokens between two layers; `None`: all layers read all tokens.
+    pub merger: Option<WindowMerger>,
 }
 
 /// From encoder tokens to features.

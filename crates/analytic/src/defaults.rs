@@ -407,3 +407,13 @@ pub(super) const LFM2: &[(&str, u64)] = &[
     ("conv_L_cache", 3),
     ("block_multiple_of", 256),
 ];
+/// `MiniCPMV4_6VisionConfig` (`models/minicpmv4_6/configuration_minicpmv4_6.py`).
+pub(super) const MINICPMV4_6_VISION: &[(&str, u64)] = &[
+    ("hidden_size", 768),
+    ("intermediate_size", 3_072),
+    ("num_hidden_layers", 12),
+    ("num_attention_heads", 12),
+    ("num_channels", 3),
+    ("image_size", 224),
+    ("patch_size", 16),
+];

@@ -1,7 +1,8 @@
 //! A whole model profile that nobody measured: its modules timed by the roofline, its links from the table of hardware.
 
 use crate::architecture::{
-    Architecture, CONV_LAYER, DENSE_LAYER, ENCODER_LAYERS, LINEAR_LAYER, LLM_LAYERS, SLIDING_LAYER,
+    Architecture, CONV_LAYER, DENSE_LAYER, ENCODER_LAYERS, LINEAR_LAYER, LLM_LAYERS, MERGED_LAYER,
+    SLIDING_LAYER,
 };
 use crate::error::AnalyticError;
 use crate::gpt::Gpt;
@@ -149,9 +150,10 @@ impl Parts<'_> {
             let timed = modules.iter().map(|module| (module.name.to_owned(), roofline.module(module)));
             let mut found: BTreeMap<String, ModuleProfile> = timed.collect();
             // Layers of two kinds are one kind of layer to all that follows: their mean.
-            for name in [LINEAR_LAYER, SLIDING_LAYER, CONV_LAYER] {
+            let of_llm = [LINEAR_LAYER, SLIDING_LAYER, CONV_LAYER].map(|name| (name, "llm_layer"));
+            for (name, mean) in of_llm.into_iter().chain([(MERGED_LAYER, "encoder_layer")]) {
                 if let Some(other) = found.remove(name)
-                    && let Some(full) = found.get_mut("llm_layer")
+                    && let Some(full) = found.get_mut(mean)
                 {
                     *full = mean_layer(full, &other);
                 }

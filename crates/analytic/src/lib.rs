@@ -22,6 +22,7 @@ mod hardware;
 mod links;
 mod mean;
 mod measured;
+mod merger;
 mod modules;
 mod operations;
 mod pass;
@@ -34,8 +35,8 @@ mod utilization;
 mod work;
 
 pub use architecture::{
-    Architecture, CONV_LAYER, DENSE_LAYER, Encoder, LINEAR_LAYER, LinearAttention, Llm, MlpKind, NormKind,
-    Patches, Projector, Router, SLIDING_LAYER, ShortConv, SlidingAttention,
+    Architecture, CONV_LAYER, DENSE_LAYER, Encoder, LINEAR_LAYER, LinearAttention, Llm, MERGED_LAYER,
+    MlpKind, NormKind, Patches, Projector, Router, SLIDING_LAYER, ShortConv, SlidingAttention, WindowMerger,
 };
 pub use catalogue::{CatalogueModel, catalogue, catalogue_model};
 pub use error::AnalyticError;

@@ -91,11 +91,13 @@ impl Module {
         &self.operations[..last + usize::from(!is_product)]
     }
 
-    /// The attention among its steps.
+    /// The attention among its steps whose time depends on the sizes of segments.
     pub fn attention(&self) -> Option<&Operation> {
-        self.operations
-            .iter()
-            .find(|operation| matches!(operation.kind, Kind::Attention(_) | Kind::Scores(_)))
+        self.operations.iter().find(|operation| match operation.kind {
+            Kind::Attention(attention) => !attention.is_of_blocks(),
+            Kind::Scores(_) => true,
+            _ => false,
+        })
     }
 
     /// The part of one of `degree` ranks; `None` where the degree does not divide it, or nothing of it is cut.
@@ -180,6 +182,7 @@ impl Architecture {
         if encoder.num_window_layers > 0 {
             modules.push(encoder.layer(true));
         }
+        modules.extend(encoder.merged_layer());
         modules.retain(|module| module.count > 0);
         modules.push(self.projector());
         modules.extend(self.sound_modules());
@@ -237,6 +240,7 @@ impl Encoder {
         if self.has_norm_before {
             operations.push(Operation { rows: Rows::EACH, kind: Kind::Norm(self.norm, self.width) });
         }
+        operations.extend(self.merger_operations());
         Module {
             name: "encoder_embedding",
             count: 1,
@@ -322,7 +326,11 @@ impl Encoder {
         }
         Module {
             name: if is_window { ModelProfile::WINDOW_LAYER } else { "encoder_layer" },
-            count: if is_window { self.num_window_layers } else { self.num_layers - self.num_window_layers },
+            count: if is_window {
+                self.num_window_layers
+            } else {
+                self.num_layers - self.num_window_layers - self.merger.map_or(0, |merger| merger.num_layers)
+            },
             operations,
             num_table_parameters: if self.has_layer_scale { 2 * width } else { 0 },
             has_input_gradient: true,

@@ -5,6 +5,7 @@ use crate::delta_rule::{Convolution, DeltaRule};
 use crate::pass::{Pass, norm_pass};
 use crate::product::{Cut, Product, summed_bytes};
 use crate::work::{Phase, Work};
+use std::borrow::Cow;
 
 /// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment, and a rank's part of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +45,8 @@ pub struct Attention {
     pub head_size: u64,
     /// Whether a token sees only those before it. The counter takes no notice, kernels do half the work.
     pub is_causal: bool,
-    /// How many tokens one sees at most, itself included, where only the last so many are seen; `None`: all.
+    /// How many tokens one sees at most, itself included, where only the last so many are seen, or those of its block where it is
+    /// not causal; `None`: all.
     pub window: Option<u64>,
 }
 
@@ -133,6 +135,11 @@ impl Attention {
         }
     }
 
+    /// Whether tokens see each other within blocks of one size, whatever the segments.
+    pub(super) const fn is_of_blocks(&self) -> bool {
+        self.window.is_some() && !self.is_causal
+    }
+
     /// Values of queries, keys and values of a row.
     pub(super) const fn qkv_width(&self) -> u64 {
         (self.num_heads + 2 * self.num_key_value_heads) * self.head_size
@@ -181,6 +188,14 @@ impl Operation {
         }
     }
 
+    /// Rows of each segment: fewer than tokens where they were merged.
+    pub(super) fn segments<'a>(&self, tokens: &'a [u64]) -> Cow<'a, [u64]> {
+        match self.rows.merged {
+            1 => Cow::Borrowed(tokens),
+            merged => tokens.iter().map(|tokens| tokens / merged).collect(),
+        }
+    }
+
     /// Work of one phase over segments, with values of `size` bytes.
     pub fn work(&self, segments: &[u64], phase: Phase, size: u64) -> Work {
         let rows = self.rows.of(segments);
@@ -197,7 +212,7 @@ impl Operation {
                     Phase::Weight => (0, 0),
                 };
                 let bytes = u128::from(passes * rows) * u128::from(width * size);
-                Work { flops: attention.flops(segments, phase), bytes, kernels }
+                Work { flops: attention.flops(&self.segments(segments), phase), bytes, kernels }
             }
             Kind::Scores(attention) => attention.scores_work(segments, rows, phase, size),
             Kind::Convolution(convolution) => convolution.work(segments, phase, size),
@@ -404,6 +419,8 @@ impl Operation {
             Kind::Product(product) => Kind::Product(product.cut(degree)?),
             Kind::Convolution(convolution) => Kind::Convolution(convolution.cut(degree)?),
             Kind::DeltaRule(rule) => Kind::DeltaRule(rule.cut(degree)?),
+            // What merges tokens is whole on every rank.
+            Kind::Attention(attention) if attention.is_of_blocks() => self.kind,
             Kind::Attention(attention) => Kind::Attention(Attention {
                 num_heads: part(attention.num_heads)?,
                 num_key_value_heads: part(attention.num_key_value_heads)?,

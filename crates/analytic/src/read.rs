@@ -2,8 +2,8 @@
 
 use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
 use crate::defaults::{
-    CLIP, INTERNVIT, LLAMA, MINISTRAL3, MISTRAL, QWEN2, QWEN2_5_VL_VISION, QWEN2_VL_TEXT, QWEN2_VL_VISION,
-    QWEN3, QWEN3_MOE, SIGLIP,
+    CLIP, LLAMA, MINISTRAL3, MISTRAL, QWEN2, QWEN2_5_VL_VISION, QWEN2_VL_TEXT, QWEN2_VL_VISION, QWEN3,
+    QWEN3_MOE, SIGLIP,
 };
 use crate::error::AnalyticError;
 use crate::fields::Section;
@@ -13,7 +13,9 @@ mod gemma3;
 mod gemma4;
 mod glm4v;
 mod idefics3;
+mod internvl;
 mod lfm2_vl;
+mod minicpmv4_6;
 mod mistral3;
 mod paddleocr_vl;
 mod qwen2_5_omni;
@@ -24,7 +26,7 @@ mod qwen3_vl;
 mod sound;
 
 /// Families whose configuration we read.
-pub const FAMILIES: [&str; 28] = [
+pub const FAMILIES: [&str; 29] = [
     "gemma3",
     "gemma4",
     "glm4v",
@@ -40,6 +42,7 @@ pub const FAMILIES: [&str; 28] = [
     "llava_next",
     "internvl",
     "internvl_chat",
+    "minicpmv4_6",
     "mistral3",
     "paddleocr_vl",
     "qwen2_vl",
@@ -74,10 +77,11 @@ impl Architecture {
             "gemma4" => gemma4::read(config),
             "glm4v" | "glm4v_moe" | "glm46v" | "glm_ocr" => glm4v::read(config, found),
             "idefics3" | "smolvlm" => idefics3::read(config, found),
-            "internvl" => internvl(config, false),
-            "internvl_chat" => internvl(config, true),
+            "internvl" => internvl::read(config, false),
+            "internvl_chat" => internvl::read(config, true),
             "lfm2_vl" => lfm2_vl::read(config),
             "lighton_ocr" | "mistral3" => mistral3::read(config, found),
+            "minicpmv4_6" => minicpmv4_6::read(config),
             "paddleocr_vl" => paddleocr_vl::read(config),
             "qwen2_vl" => qwen_vl(config, false, QWEN2_VL_TEXT),
             "qwen2_5_vl" => qwen_vl(config, true, QWEN2_VL_TEXT),
@@ -253,6 +257,7 @@ fn tiles(vision: &Section, num_class_tokens: u64, has_patch_bias: bool) -> Resul
         num_table_parameters: (tokens + num_class_tokens) * width,
         has_norm_before: false,
         num_unread_parameters: 0,
+        merger: None,
     })
 }
 
@@ -315,76 +320,6 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
     Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
 }
 
-/// InternVL, in the form of transformers or in that of the public `internvl_chat` checkpoints.
-fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError> {
-    let vision = section(config, "vision_config", INTERNVIT)?;
-    let (qkv, qk, norm) = if is_chat {
-        ("qkv_bias", "qk_normalization", "norm_type")
-    } else {
-        ("attention_bias", "use_qk_norm", "norm_type")
-    };
-    vision.must_be(norm, &["layer_norm", "rms_norm"])?;
-    let base = tiles(&vision, 1, true)?;
-    let (width, has_positions) = (base.width, vision.flag("use_absolute_position_embeddings", true)?);
-    let positions = if has_positions { base.unit_tokens * width } else { 0 };
-    let mask_token = if vision.flag("use_mask_token", false)? { width } else { 0 };
-    // The remote code of `internvl_chat` has no norm after the layers; that of transformers has one without mean pooling.
-    let has_last_norm = !is_chat && !vision.flag("use_mean_pooling", true)?;
-    let num_layers = match (is_chat, config.get("select_layer").and_then(Value::as_i64)) {
-        (true, Some(index)) if index != -1 => {
-            let whole = Section { path: "", object: config, defaults: &[] };
-            return Err(whole.error("select_layer", "must be -1"));
-        }
-        (true, _) => (base.num_layers, 0),
-        (false, _) => layers_read(config, base.num_layers, -1)?,
-    };
-    let encoder = Encoder {
-        num_layers: num_layers.0,
-        num_unread_layers: num_layers.1,
-        norm: if vision.get(norm).is_some_and(|norm| norm == "rms_norm") {
-            NormKind::Rms
-        } else {
-            NormKind::Layer
-        },
-        num_qkv_biases: if vision.flag(qkv, false)? { 3 } else { 0 },
-        has_other_biases: true,
-        has_one_qkv_product: is_chat,
-        num_kept_copies: if is_chat && vision.flag(qk, false)? { 2 } else { 0 },
-        has_position_lookup: false,
-        has_qk_norm: vision.flag(qk, false)?,
-        has_head_norm: false,
-        has_layer_scale: true,
-        num_table_parameters: positions + width + mask_token,
-        num_unread_parameters: if has_last_norm { 2 * width } else { 0 },
-        ..base
-    };
-    let whole = Section { path: "", object: config, defaults: &[] };
-    let ratio = whole.get("downsample_ratio").map_or(Some(0.5), Value::as_f64);
-    let side = ratio.filter(|ratio| *ratio > 0.0 && *ratio <= 1.0).map(|ratio| (1.0 / ratio) as u64);
-    let side = side.ok_or_else(|| whole.error("downsample_ratio", "must be above 0 and at most 1"))?;
-    let mut llm = text(config, if is_chat { "llm_config" } else { "text_config" }, "qwen2")?;
-    if !is_chat {
-        // Not asked of the backbone here, and true where it is absent.
-        llm.is_tied = whole.flag(TIED, true)?;
-    }
-    let projector = Projector {
-        norm: Some((NormKind::Layer, true)),
-        has_second_norm: false,
-        has_merged_norm: false,
-        merged_tokens: side * side,
-        pooled_tokens: 1,
-        pooled_norm: None,
-        num_dropped_tokens: 1,
-        reduced_width: None,
-        inner_width: Some(llm.width),
-        gated_width: None,
-        has_bias: true,
-        num_table_parameters: 0,
-        num_deep_layers: 0,
-    };
-    Ok(Architecture { family: "internvl".to_owned(), encoder, projector, sound: None, llm })
-}
-
 /// Qwen2-VL and Qwen2.5-VL: patches of the picture's own size, merged four to one. `text_defaults` are those of the
 /// backbone.
 fn qwen_vl(
@@ -439,6 +374,7 @@ fn qwen_vl(
         num_table_parameters: 0,
         has_norm_before: false,
         num_unread_parameters: 0,
+        merger: None,
     };
     // Files of the hub carry the backbone's fields at the top; newer ones in a section.
     let nested = config.get("text_config").filter(|section| section.is_object());

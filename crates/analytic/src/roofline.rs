@@ -73,7 +73,9 @@ impl Roofline<'_> {
                 (Some(reduce), bytes) if bytes > 0 => reduce.ns(bytes),
                 _ => 0.0,
             },
-            Kind::Attention(attention) => self.attention_ns(attention, segments, phase).max(memory_ns),
+            Kind::Attention(attention) => {
+                self.attention_ns(attention, &operation.segments(segments), phase).max(memory_ns)
+            }
             Kind::Product(product) if work.flops > 0 => {
                 let starts_ns = work.kernels as f64 * KERNEL_NS;
                 let rows = operation.rows.of(segments);

@@ -471,7 +471,7 @@ fn fields_that_transformers_fills_in_are_filled_in() {
     let refused = |change: Value| Architecture::from_config(&change).unwrap_err().to_string();
     assert_eq!(
         refused(json!({"model_type": "bert"})),
-        "config.json: `model_type` is `bert`, known are gemma3, gemma4, glm4v, glm4v_moe, glm46v, glm_ocr, idefics3, smolvlm, lfm2_vl, lighton_ocr, llava_onevision, llava, llava_next, internvl, internvl_chat, mistral3, paddleocr_vl, \
+        "config.json: `model_type` is `bert`, known are gemma3, gemma4, glm4v, glm4v_moe, glm46v, glm_ocr, idefics3, smolvlm, lfm2_vl, lighton_ocr, llava_onevision, llava, llava_next, internvl, internvl_chat, minicpmv4_6, mistral3, paddleocr_vl, \
          qwen2_vl, qwen2_5_omni, qwen2_5_vl, qwen3_omni_moe, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_audio, audioflamingo3, voxtral"
     );
     assert_eq!(

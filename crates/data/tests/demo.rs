@@ -205,7 +205,7 @@ fn errors_before_the_first_sample() {
     `DEMO/data/mixture.yaml` is not a valid mixture
       line 1: datasets[0].sampling: unknown key, known are path, json_path, sampling_strategy, media_root, image_folder, format, split, columns, ignore
     `DEMO/data/videos.json`: it begins with `{`, must be an array of samples (one a line is `.jsonl`: rename it, or set `format: jsonl`)
-    `DEMO/model/config.json`: `model_type` is `mammoth_vl`, known are gemma3, gemma4, glm4v, glm4v_moe, glm46v, glm_ocr, idefics3, internvl, lfm2_vl, lighton_ocr, llava, llava_next, llava_onevision, mistral3, paddleocr_vl, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, smolvlm, audioflamingo3, qwen2_5_omni, qwen3_omni_moe, qwen2_audio, voxtral
+    `DEMO/model/config.json`: `model_type` is `mammoth_vl`, known are gemma3, gemma4, glm4v, glm4v_moe, glm46v, glm_ocr, idefics3, internvl, lfm2_vl, lighton_ocr, llava, llava_next, llava_onevision, minicpmv4_6, mistral3, paddleocr_vl, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, smolvlm, audioflamingo3, qwen2_5_omni, qwen3_omni_moe, qwen2_audio, voxtral
     `DEMO/model/config.json`: it is not JSON: EOF while parsing an object at line 1 column 1
     ");
 }

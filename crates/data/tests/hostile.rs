@@ -305,8 +305,12 @@ fn changes_after_the_header_are_noticed() {
 
 /// A shape function of one's own, which fails as `answer` says.
 fn own(answer: impl Fn() -> Result<MediaShape, String> + Send + Sync + 'static) -> GivenFamily {
-    let marks =
-        Marks { placeholder: "<image>".to_owned(), feature_token: "<image>".to_owned(), id_fields: &[] };
+    let marks = Marks {
+        placeholder: "<image>".to_owned(),
+        feature_token: "<image>".to_owned(),
+        id_fields: &[],
+        number: None,
+    };
     GivenFamily::new(Callable::new("own:shape", "1", vec![(MediaKind::Image, marks)], move |_| answer()))
 }
 
@@ -337,6 +341,7 @@ fn faults_that_no_sample_has_end_the_profile() {
         frame_indices: Vec::new(),
         parts: Vec::new(),
         patches: None,
+        first_patches: None,
         last_patches: None,
     };
     assert!(matches!(with(Ok(empty.clone())), Err(DataError::OfSettings { .. })));
@@ -346,8 +351,12 @@ fn faults_that_no_sample_has_end_the_profile() {
 
     // The tokenizer lacks the token of the function's marks.
     let shape = MediaShape { segments: vec![EncoderSegments::of(1, 9)], ..empty };
-    let marks =
-        Marks { placeholder: "<image>".to_owned(), feature_token: "<picture>".to_owned(), id_fields: &[] };
+    let marks = Marks {
+        placeholder: "<image>".to_owned(),
+        feature_token: "<picture>".to_owned(),
+        id_fields: &[],
+        number: None,
+    };
     let family =
         GivenFamily::new(Callable::new("own:shape", "1", vec![(MediaKind::Image, marks)], move |_| {
             Ok(shape.clone())

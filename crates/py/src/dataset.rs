@@ -38,6 +38,8 @@ pub(crate) struct Media {
     #[pyo3(get)]
     patches: Option<(u32, u32)>,
     #[pyo3(get)]
+    first_patches: Option<(u32, u32)>,
+    #[pyo3(get)]
     last_patches: Option<(u32, u32)>,
     #[pyo3(get)]
     last_segment_tokens: u32,
@@ -140,6 +142,7 @@ impl Dataset {
                     num_features: medium.shape.feature_tokens(),
                     parts: parts(&medium.shape),
                     patches: medium.shape.patches,
+                    first_patches: medium.shape.first_patches,
                     last_patches: medium.shape.last_patches,
                     last_segment_tokens: medium.shape.segments.last().map_or(0, |group| group.tokens),
                     frame_indices: medium.shape.frame_indices,
@@ -235,7 +238,8 @@ pub(crate) fn encode_conversations(
                 let message = format!("kind `{kind}`, must be one of: image, video, audio");
                 raise(Kind::Profile, &message, None)
             })?;
-            of_kinds[known.index()] = Some(Marks { placeholder, feature_token, id_fields: &[] });
+            of_kinds[known.index()] =
+                Some(Marks { placeholder, feature_token, id_fields: &[], number: None });
         }
         let tokenizer = ChatTokenizer::of_model(&model_dir, of_kinds).map_err(map(Kind::Profile))?;
         samples.iter().map(|(record, shapes)| encode_one(&tokenizer, record, shapes)).collect()
@@ -268,6 +272,7 @@ fn encode_one(tokenizer: &ChatTokenizer, record: &str, shapes: &[Pieces]) -> PyR
             frame_indices: Vec::new(),
             parts: Vec::new(),
             patches: None,
+            first_patches: None,
             last_patches: None,
         })
         .collect();
@@ -338,6 +343,7 @@ pub(crate) fn media_shape(
             .collect(),
         parts: parts(&shape),
         patches: shape.patches,
+        first_patches: shape.first_patches,
         last_patches: shape.last_patches,
         frame_indices: shape.frame_indices,
     })
@@ -354,5 +360,6 @@ pub(crate) struct MediaShape {
     frame_indices: Vec<u32>,
     parts: Vec<(u32, u32, u32)>,
     patches: Option<(u32, u32)>,
+    first_patches: Option<(u32, u32)>,
     last_patches: Option<(u32, u32)>,
 }

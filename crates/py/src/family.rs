@@ -31,7 +31,7 @@ fn made(family: &Bound<'_, PyAny>) -> PyResult<GivenFamily> {
     for kind in MediaKind::ALL {
         let found = family.getattr("marks")?.call_method1("get", (kind.as_str(),))?;
         if let Some((placeholder, feature_token)) = found.extract::<Option<(String, String)>>()? {
-            marks.push((kind, Marks { placeholder, feature_token, id_fields: &[] }));
+            marks.push((kind, Marks { placeholder, feature_token, id_fields: &[], number: None }));
         }
     }
     let text = |name: &str| family.getattr(name)?.extract::<String>();
@@ -113,6 +113,7 @@ fn shape(answer: &Bound<'_, PyAny>) -> PyResult<MediaShape> {
             .map(|(count, segments, feature_tokens)| EncoderParts { count, segments, feature_tokens })
             .collect(),
         patches: None,
+        first_patches: None,
         last_patches: None,
     })
 }

@@ -43,7 +43,7 @@ const PICTURES: &[&str] = &["image", "video"];
 ///
 /// A family is added here first; the tests of `data`, `analytic` and of the two Python packages then fail until each does
 /// what its answer says.
-pub const FAMILIES: [FamilyRecord; 28] = {
+pub const FAMILIES: [FamilyRecord; 29] = {
     const fn record(
         model_type: &'static str,
         media: &'static [&'static str],
@@ -78,6 +78,7 @@ pub const FAMILIES: [FamilyRecord; 28] = {
         record("llava", &["image"], [YES, YES, YES, YES, YES]),
         record("llava_next", &["image"], [YES, YES, YES, YES, YES]),
         record("llava_onevision", PICTURES, [YES, YES, YES, YES, YES]),
+        record("minicpmv4_6", &["image"], [YES, YES, YES, YES, YES]),
         record("mistral3", &["image"], [YES, YES, YES, YES, YES]),
         record("paddleocr_vl", &["image"], [YES, YES, YES, YES, YES]),
         record("qwen2_5_omni", &["image", "video", "audio"], [YES, YES, YES, YES, YES]),

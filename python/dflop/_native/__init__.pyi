@@ -123,6 +123,8 @@ class Media:
     patches: tuple[int, int] | None
     """Rows and columns of patches of a tile, where pictures keep their own resolution; beside
     such pictures, of a window of sound, how many rows it is to the encoder, and 1."""
+    first_patches: tuple[int, int] | None
+    """The same of the first tile, where it may differ: the whole before slices of one size."""
     last_patches: tuple[int, int] | None
     """The same of the last tile, where it may differ: a thumbnail behind tiles of one size."""
     last_segment_tokens: int

@@ -114,6 +114,9 @@ class MediaShape:
     def patches(self) -> tuple[int, int] | None:
         """As of `Media`."""
     @property
+    def first_patches(self) -> tuple[int, int] | None:
+        """As of `Media`."""
+    @property
     def last_patches(self) -> tuple[int, int] | None:
         """As of `Media`."""
     @property

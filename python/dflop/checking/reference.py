@@ -322,6 +322,15 @@ def _lfm2_vl(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return {**processor(_images(media), return_tensors="pt")}
 
 
+def _minicpmv4_6(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
+    from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
+        MiniCPMV4_6ImageProcessorPil,
+    )
+
+    found = MiniCPMV4_6ImageProcessorPil(**_fields(adapter))(_images(media), return_tensors="pt")
+    return {name: found[name] for name in ("pixel_values", "target_sizes")}
+
+
 def _qwen3_vl(adapter: Any, media: Sequence[Medium]) -> dict[str, Any]:
     return _patches(adapter, media, "Qwen3VLVideoProcessor")
 
@@ -407,6 +416,7 @@ _READERS: dict[str, Callable[[Any, Sequence[Medium]], dict[str, Any]]] = {
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,
     "lighton_ocr": _lighton_ocr,
+    "minicpmv4_6": _minicpmv4_6,
     "mistral3": _mistral3,
     "paddleocr_vl": _paddleocr_vl,
     "qwen2_5_omni": _qwen2_5_omni,

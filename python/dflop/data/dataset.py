@@ -52,6 +52,7 @@ def sample_from_encoded(index: int, encoded: EncodedSample, adapter: ModelAdapte
             m.width,
             m.num_features,
             patches=m.patches,
+            first_patches=m.first_patches,
             last_patches=m.last_patches,
             last_segment_tokens=m.last_segment_tokens,
             sampled_fps=m.sampled_fps,

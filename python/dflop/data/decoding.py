@@ -5,7 +5,6 @@ It names files, not samples, so that it can be sent to another process.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +84,5 @@ def _tiles(adapter: ModelAdapter, job: Job) -> torch.Tensor:
     if job.run.num_tiles == whole.num_tiles:
         # All of them pass as they are: their number is compared with the profile's.
         return tiles
-    # Of the tiles only the last may have another size, and none is behind it.
-    start = first * math.prod(whole.patches or (1,))
+    start = whole.inputs_before(first)
     return tiles[start : start + job.run.num_inputs]

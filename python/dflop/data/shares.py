@@ -83,7 +83,13 @@ def share_of(sample: Sample, parts: Parts = None) -> SampleShare:
             row += count * part_features
         if num_tiles:
             is_end = first_tile + num_tiles == grid.num_tiles
-            run = replace(grid, num_tiles=num_tiles, num_features=num_features, is_end=is_end)
+            run = replace(
+                grid,
+                num_tiles=num_tiles,
+                num_features=num_features,
+                is_start=first_tile == 0,
+                is_end=is_end,
+            )
             found.append(MediumRun(index, first_tile, run))
             num_rows += num_features
     if not 0 <= first < end <= part:

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from dflop.integrations.encoder_slices import SliceTower
 from dflop.integrations.encoder_tiles import (
     ChunkTower,
     ConvolvedChunkTower,
@@ -398,6 +399,7 @@ TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "internvl": (InternTower,),
     "lfm2_vl": (NaflexTower,),
     "lighton_ocr": (PageTower,),
+    "minicpmv4_6": (SliceTower,),
     "mistral3": (PictureTower,),
     "paddleocr_vl": (PagesTower,),
     # In the order in which the model calls them.

@@ -57,11 +57,15 @@ class MediaGrid:
     """How many LLM tokens it fills; the encoder must give exactly so many rows."""
     is_end: bool = True
     """Whether the last tile of the medium is among these; false where another rank encodes the last tile."""
+    is_start: bool = True
+    """The same of the first tile."""
     patches: tuple[int, int] | None = None
     """Rows and columns of patches of a tile, where pictures keep their own resolution; beside
     such pictures, of a window of sound, how many rows it is to the encoder, and 1."""
+    first_patches: tuple[int, int] | None = None
+    """The same of the first tile of the whole medium, where it may differ: a whole picture before slices."""
     last_patches: tuple[int, int] | None = None
-    """Rows and columns of patches of the last tile of the whole medium, where it may differ: a thumbnail."""
+    """The same of the last tile, where it may differ: a thumbnail."""
     last_segment_tokens: int | None = None
     """Encoder tokens of the last segment of the whole medium: the last window of a sound may be short."""
     sampled_fps: float | None = None
@@ -72,9 +76,15 @@ class MediaGrid:
         """How many rows of `EncoderInput.inputs_N` belong to it."""
         return sum(math.prod(sides) for sides in self.tile_patches())
 
+    def inputs_before(self, tile: int) -> int:
+        """How many of its rows stand before those of one of its tiles, by its number from 0."""
+        return sum(math.prod(sides) for sides in self.tile_patches()[:tile])
+
     def tile_patches(self) -> list[tuple[int, ...]]:
         """Rows and columns of patches of each of its tiles; (1,) where a tile is one row."""
         sides: list[tuple[int, ...]] = [self.patches or (1,)] * self.num_tiles
+        if self.first_patches is not None and self.is_start:
+            sides[0] = self.first_patches
         if self.last_patches is not None and self.is_end:
             sides[-1] = self.last_patches
         return sides

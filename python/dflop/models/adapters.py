@@ -91,6 +91,9 @@ def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None =
     names = [name for name, _ in model.named_modules()]
     saved = {module for module in _PROJECTORS if any(_is_within(module, name) for name in names)}
     saved -= set(_MERGERS)
+    # peft goes by the ends of paths: of a name that another module's ends with it gets the whole path.
+    for name in {one for one in saved if any(path.endswith(f"_{one}") for path in names)}:
+        saved = (saved - {name}) | {path for path in names if path.endswith(f".{name}")}
     # peft saves no list of modules, but each module of one.
     saved |= {f"{name}.{n}" for name in _MERGERS for n in range(len(_list_of(model, name)))}
     return LoraConfig(

@@ -66,6 +66,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         num_table_parameters: 2 * vision.count("position_embedding_size")? * width,
         has_norm_before: false,
         num_unread_parameters: 0,
+        merger: None,
     };
     let projector = Projector {
         norm: Some((NormKind::RmsUnscaled, false)),

@@ -72,6 +72,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         num_table_parameters: if is_ocr { 0 } else { per_side * per_side * width },
         has_norm_before: !is_ocr,
         num_unread_parameters: 0,
+        merger: None,
     };
     let projector = Projector {
         norm: Some((NormKind::Rms, false)),

@@ -51,6 +51,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         num_table_parameters: vision.count("num_patches")? * width,
         has_norm_before: false,
         num_unread_parameters: 0,
+        merger: None,
     };
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),

@@ -69,6 +69,7 @@ pub(super) fn read(config: &Value, family: &str) -> Result<Architecture, Analyti
         num_table_parameters: 0,
         has_norm_before: true,
         num_unread_parameters: 0,
+        merger: None,
     };
     let backbone = if is_mistral { "mistral" } else { "qwen3" };
     // Not asked of the backbone here, and true where it is absent.

@@ -49,6 +49,7 @@ pub(super) fn read(config: &Value) -> Result<Architecture, AnalyticError> {
         num_table_parameters: per_side * per_side * width,
         has_norm_before: false,
         num_unread_parameters: 0,
+        merger: None,
     };
     let llm = backbone(config)?;
     let projector = Projector {

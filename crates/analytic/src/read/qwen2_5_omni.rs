@@ -106,6 +106,7 @@ pub(super) fn sounds(audio: &Section, llm_width: u64) -> Result<(Encoder, Projec
         has_norm_before: false,
         // The embeddings of a sound's begin and end, which the thinker does not look up.
         num_unread_parameters: 2 * features,
+        merger: None,
     };
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),

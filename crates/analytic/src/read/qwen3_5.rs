@@ -10,6 +10,14 @@ use serde_json::Value;
 /// What the configuration describes; `has_experts` by the family.
 pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, AnalyticError> {
     let vision = section(config, "vision_config", QWEN3_VL_VISION)?;
+    let llm = backbone(config, has_experts)?;
+    let (encoder, projector) = qwen3_vl::tower(&vision, &llm, 0)?;
+    let family = if has_experts { "qwen3_5_moe" } else { "qwen3_5" };
+    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
+}
+
+/// The backbone alone.
+pub(super) fn backbone(config: &Value, has_experts: bool) -> Result<Llm, AnalyticError> {
     let text = section(config, "text_config", if has_experts { QWEN3_5_MOE_TEXT } else { QWEN3_5_TEXT })?;
     let whole = Section { path: "", object: config, defaults: &[] };
     let plain = llm(config, &text, false)?;
@@ -19,7 +27,7 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
     } else {
         None
     };
-    let llm = Llm {
+    Ok(Llm {
         // Hugging Face's class asks only the whole configuration.
         is_tied: whole.flag(TIED, false)?,
         has_mlp_bias: false,
@@ -30,10 +38,7 @@ pub(super) fn read(config: &Value, has_experts: bool) -> Result<Architecture, An
         linear: linear(&text, plain.num_layers)?,
         experts,
         ..plain
-    };
-    let (encoder, projector) = qwen3_vl::tower(&vision, &llm, 0)?;
-    let family = if has_experts { "qwen3_5_moe" } else { "qwen3_5" };
-    Ok(Architecture { family: family.to_owned(), encoder, projector, sound: None, llm })
+    })
 }
 
 /// The layers with linear attention; `None` where all have full attention. Each layer is of the kind that `layer_types`

@@ -56,6 +56,7 @@ fn sounds(audio: &Section, llm_width: u64) -> Result<(Encoder, Projector), Analy
         // Tokens of a chunk.
         unit_tokens: frames.div_ceil(8),
         num_unread_parameters: 0,
+        merger: None,
         ..encoder
     };
     let projector = Projector { pooled_tokens: 1, inner_width: Some(encoder.width), ..projector };

@@ -66,6 +66,7 @@ pub(super) fn tower(
         num_table_parameters: vision.count("num_position_embeddings")? * width,
         has_norm_before: false,
         num_unread_parameters: 0,
+        merger: None,
     };
     let projector = Projector {
         norm: Some((NormKind::Layer, false)),

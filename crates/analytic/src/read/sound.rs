@@ -131,6 +131,7 @@ fn whole(
         num_table_parameters: positions * width,
         has_norm_before: false,
         num_unread_parameters: 0,
+        merger: None,
     };
     // Whatever the configuration says, Hugging Face's classes tie nothing.
     let llm = Llm { is_tied: false, ..llm };

@@ -87,6 +87,7 @@ impl Family for AudioFlamingo3 {
             placeholder: TOKEN.to_owned(),
             feature_token: TOKEN.to_owned(),
             id_fields: &["audio_token_id"],
+            number: None,
         })
     }
 

@@ -300,7 +300,10 @@ mod tests {
         [MediaKind::Image, MediaKind::Video]
             .map(|kind| {
                 let token = "<image>".to_owned();
-                (kind, Marks { placeholder: token.clone(), feature_token: token, id_fields: &[] })
+                (
+                    kind,
+                    Marks { placeholder: token.clone(), feature_token: token, id_fields: &[], number: None },
+                )
             })
             .to_vec()
     }
@@ -313,6 +316,7 @@ mod tests {
             frame_indices,
             parts: Vec::new(),
             patches: None,
+            first_patches: None,
             last_patches: None,
         }
     }

@@ -39,6 +39,7 @@ pub(super) fn image_marks(kind: MediaKind) -> Option<Marks> {
         placeholder: "<image>".to_owned(),
         feature_token: "<image>".to_owned(),
         id_fields: &["image_token_index", "image_token_id"],
+        number: None,
     })
 }
 

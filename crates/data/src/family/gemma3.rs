@@ -73,6 +73,7 @@ impl Family for Gemma3 {
             placeholder: BEGIN.to_owned(),
             feature_token: "<image_soft_token>".to_owned(),
             id_fields: &["image_token_index", "image_token_id"],
+            number: None,
         })
     }
 
@@ -107,6 +108,7 @@ impl Family for Gemma3 {
             frame_indices: Vec::new(),
             parts: vec![EncoderParts { count: squares, segments: 1, feature_tokens: self.num_features }],
             patches: None,
+            first_patches: None,
             last_patches: None,
         })
     }

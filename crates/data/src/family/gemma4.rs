@@ -96,6 +96,7 @@ impl Geometry {
             frame_indices: frames,
             parts: vec![EncoderParts { count, segments: 1, feature_tokens: rows * columns }],
             patches: Some(sides),
+            first_patches: None,
             last_patches: None,
         }
     }
@@ -192,7 +193,12 @@ impl Family for Gemma4 {
             MediaKind::Video => ("<|video|>", &["video_token_id"]),
             MediaKind::Audio => return None,
         };
-        Some(Marks { placeholder: token.to_owned(), feature_token: token.to_owned(), id_fields })
+        Some(Marks {
+            placeholder: token.to_owned(),
+            feature_token: token.to_owned(),
+            id_fields,
+            number: None,
+        })
     }
 
     fn special_texts(&self) -> Vec<String> {

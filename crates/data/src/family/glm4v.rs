@@ -185,6 +185,7 @@ impl Family for Glm4v {
             placeholder: placeholder.to_owned(),
             feature_token: "<|image|>".to_owned(),
             id_fields: &["image_token_id"],
+            number: None,
         })
     }
 

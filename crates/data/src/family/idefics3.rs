@@ -66,6 +66,7 @@ impl Family for Idefics3 {
             placeholder: placeholder.to_owned(),
             feature_token: "<image>".to_owned(),
             id_fields: &["image_token_id"],
+            number: None,
         })
     }
 
@@ -224,6 +225,7 @@ impl Idefics3 {
             frame_indices,
             parts: vec![tile],
             patches: None,
+            first_patches: None,
             last_patches: None,
         }
     }

@@ -55,6 +55,7 @@ impl Family for InternVl {
             placeholder: placeholder.to_owned(),
             feature_token: "<IMG_CONTEXT>".to_owned(),
             id_fields: &["image_token_id"],
+            number: None,
         })
     }
 
@@ -155,6 +156,7 @@ impl InternVl {
             frame_indices,
             parts: vec![tile],
             patches: None,
+            first_patches: None,
             last_patches: None,
         }
     }

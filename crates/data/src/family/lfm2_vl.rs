@@ -97,6 +97,7 @@ impl Family for Lfm2Vl {
             placeholder: PLACEHOLDER.to_owned(),
             feature_token: PLACEHOLDER.to_owned(),
             id_fields: &["image_token_id"],
+            number: None,
         })
     }
 
@@ -290,6 +291,7 @@ impl Lfm2Vl {
             frame_indices: Vec::new(),
             parts: parts.collect(),
             patches: Some(groups[0].1),
+            first_patches: None,
             last_patches: groups.get(1).map(|(_, sides)| *sides),
         })
     }

@@ -49,6 +49,7 @@ impl Family for LightonOcr {
             placeholder: PLACEHOLDER.to_owned(),
             feature_token: PLACEHOLDER.to_owned(),
             id_fields: &["image_token_id"],
+            number: None,
         })
     }
 
@@ -72,6 +73,7 @@ impl Family for LightonOcr {
             frame_indices: Vec::new(),
             parts: Vec::new(),
             patches: Some((rows, columns)),
+            first_patches: None,
             last_patches: None,
         })
     }

@@ -55,6 +55,7 @@ impl Family for Llava {
             frame_indices: Vec::new(),
             parts: Vec::new(),
             patches: None,
+            first_patches: None,
             last_patches: None,
         })
     }

@@ -71,6 +71,7 @@ impl Family for LlavaNext {
             // Its tiles are put together before newlines end their rows.
             parts: Vec::new(),
             patches: None,
+            first_patches: None,
             last_patches: None,
         })
     }

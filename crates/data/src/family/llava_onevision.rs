@@ -67,6 +67,7 @@ impl From<TileShape> for MediaShape {
             frame_indices: Vec::new(),
             parts: Vec::new(),
             patches: None,
+            first_patches: None,
             last_patches: None,
         }
     }
@@ -86,7 +87,12 @@ impl Family for LlavaOnevision {
             MediaKind::Video => ("<video>", &["video_token_index", "video_token_id"]),
             MediaKind::Audio => return None,
         };
-        Some(Marks { placeholder: token.to_owned(), feature_token: token.to_owned(), id_fields })
+        Some(Marks {
+            placeholder: token.to_owned(),
+            feature_token: token.to_owned(),
+            id_fields,
+            number: None,
+        })
     }
 
     fn image(&self, size: Size, num_images: usize) -> Result<MediaShape, DataError> {

@@ -48,6 +48,7 @@ impl Family for Mistral3 {
             placeholder: "[IMG]".to_owned(),
             feature_token: "[IMG]".to_owned(),
             id_fields: &["image_token_index", "image_token_id"],
+            number: None,
         })
     }
 
@@ -76,6 +77,7 @@ impl Family for Mistral3 {
             frame_indices: Vec::new(),
             parts: Vec::new(),
             patches: Some(sides),
+            first_patches: None,
             last_patches: None,
         })
     }

@@ -19,6 +19,7 @@ mod lighton_ocr;
 mod llava;
 mod llava_next;
 mod llava_onevision;
+mod minicpmv4_6;
 mod mistral3;
 pub(crate) mod model_files;
 mod named;
@@ -47,6 +48,7 @@ pub use lighton_ocr::LightonOcr;
 pub use llava::Llava;
 pub use llava_next::LlavaNext;
 pub use llava_onevision::LlavaOnevision;
+pub use minicpmv4_6::MiniCpmV46;
 pub use mistral3::Mistral3;
 pub use named::NamedModel;
 pub use paddleocr_vl::PaddleOcrVl;
@@ -132,6 +134,8 @@ pub struct MediaShape {
     /// Rows and columns of patches of a tile, where pictures keep their own resolution. Beside such pictures: of a window of
     /// sound, how many rows it is to the encoder, and 1.
     pub patches: Option<(u32, u32)>,
+    /// The same of the first tile, where it may differ: the whole before slices of one size.
+    pub first_patches: Option<(u32, u32)>,
     /// Rows and columns of patches of the last tile, where it may differ: a thumbnail behind tiles of one size.
     pub last_patches: Option<(u32, u32)>,
 }
@@ -173,6 +177,9 @@ pub struct Marks {
     /// Field of `config.json` that holds the id of `feature_token`, the first that is there; none of them: the
     /// tokenizer's own id.
     pub id_fields: &'static [&'static str],
+    /// Texts around the medium's number among those of its kind in the sample, from 0, which stands before its pieces;
+    /// `None`: no number does.
+    pub number: Option<[&'static str; 2]>,
 }
 
 /// The shape rule of a model family with the settings of one model.
@@ -230,7 +237,7 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 27] = [
+const FAMILIES: [(&str, Maker); 28] = [
     ("gemma3", |files| Gemma3::from_files(files).map(|f| Box::new(f) as _)),
     ("gemma4", |files| Gemma4::from_files(files).map(|f| Box::new(f) as _)),
     ("glm4v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
@@ -251,6 +258,7 @@ const FAMILIES: [(&str, Maker); 27] = [
     ("llava_onevision", |files| {
         LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
     }),
+    ("minicpmv4_6", |files| MiniCpmV46::from_files(files).map(|f| Box::new(f) as _)),
     ("mistral3", |files| Mistral3::from_files(files).map(|f| Box::new(f) as _)),
     ("paddleocr_vl", |files| PaddleOcrVl::from_files(files).map(|f| Box::new(f) as _)),
     ("qwen2_vl", |files| Qwen2Vl::from_files(files).map(|f| Box::new(f) as _)),

@@ -103,6 +103,7 @@ impl Family for PaddleOcrVl {
             placeholder: PLACEHOLDER.to_owned(),
             feature_token: PLACEHOLDER.to_owned(),
             id_fields: &["image_token_id"],
+            number: None,
         })
     }
 

@@ -106,6 +106,7 @@ impl Grid {
             // Patches attend within their pair of frames, and merge there.
             parts: vec![EncoderParts { count: self.pairs, segments: 1, feature_tokens: self.frame_features }],
             patches: Some(self.sides),
+            first_patches: None,
             last_patches: None,
         }
     }

@@ -122,6 +122,7 @@ impl Qwen25Omni {
             parts: EncoderParts::joined(parts.into_iter().filter(|part| part.count > 0)),
             // What the encoder reads of a window: a row of two mel frames for each token, the last window filled up.
             patches: Some((each, 1)),
+            first_patches: None,
             last_patches: None,
         })
     }
@@ -182,7 +183,12 @@ impl Family for Qwen25Omni {
             MediaKind::Video => ("<|VIDEO|>", &["video_token_id", "video_token_index"]),
             MediaKind::Audio => ("<|AUDIO|>", &["audio_token_id", "audio_token_index"]),
         };
-        Some(Marks { placeholder: token.to_owned(), feature_token: token.to_owned(), id_fields })
+        Some(Marks {
+            placeholder: token.to_owned(),
+            feature_token: token.to_owned(),
+            id_fields,
+            number: None,
+        })
     }
 
     fn around(&self, kind: MediaKind) -> Option<[&'static str; 2]> {

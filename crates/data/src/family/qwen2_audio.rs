@@ -56,6 +56,7 @@ impl Family for Qwen2Audio {
             placeholder: TOKEN.to_owned(),
             feature_token: TOKEN.to_owned(),
             id_fields: &["audio_token_index", "audio_token_id"],
+            number: None,
         })
     }
 

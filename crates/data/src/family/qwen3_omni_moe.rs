@@ -128,6 +128,7 @@ impl Qwen3OmniMoe {
             ),
             // What the encoder reads of a window: a row of eight mel frames for each token, the last window filled up.
             patches: Some((each, 1)),
+            first_patches: None,
             last_patches: None,
         })
     }
@@ -161,7 +162,12 @@ impl Family for Qwen3OmniMoe {
             MediaKind::Video => ("<|video_pad|>", &["video_token_id"]),
             MediaKind::Audio => ("<|audio_pad|>", &["audio_token_id"]),
         };
-        Some(Marks { placeholder: token.to_owned(), feature_token: token.to_owned(), id_fields })
+        Some(Marks {
+            placeholder: token.to_owned(),
+            feature_token: token.to_owned(),
+            id_fields,
+            number: None,
+        })
     }
 
     fn around(&self, kind: MediaKind) -> Option<[&'static str; 2]> {

@@ -126,7 +126,7 @@ fn marks(kind: MediaKind) -> Option<Marks> {
         MediaKind::Video => ("<|video_pad|>", &["video_token_id"]),
         MediaKind::Audio => return None,
     };
-    Some(Marks { placeholder: token.to_owned(), feature_token: token.to_owned(), id_fields })
+    Some(Marks { placeholder: token.to_owned(), feature_token: token.to_owned(), id_fields, number: None })
 }
 
 /// What a generation of Qwen-VL does in its own way: which frames of a video it reads, and at which size.

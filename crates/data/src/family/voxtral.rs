@@ -101,6 +101,7 @@ impl Voxtral {
             frame_indices: Vec::new(),
             parts: vec![part],
             patches: None,
+            first_patches: None,
             last_patches: None,
         })
     }
@@ -116,6 +117,7 @@ impl Family for Voxtral {
             placeholder: TOKEN.to_owned(),
             feature_token: TOKEN.to_owned(),
             id_fields: &["audio_token_id"],
+            number: None,
         })
     }
 

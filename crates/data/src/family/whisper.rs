@@ -206,6 +206,7 @@ impl Windows {
             frame_indices: Vec::new(),
             parts: EncoderParts::joined(parts.into_iter().filter(|part| part.count > 0)),
             patches: None,
+            first_patches: None,
             last_patches: None,
         })
     }

@@ -61,6 +61,8 @@ struct Mark {
     feature_token: String,
     /// `None` where the tokenizer lacks it.
     feature_id: Option<u32>,
+    /// As in [`Marks`].
+    number: Option<[&'static str; 2]>,
 }
 
 impl ChatTokenizer {
@@ -250,6 +252,10 @@ impl ChatTokenizer {
                         MediaKind::ALL[kind].as_str()
                     ))
                 })?;
+                if let Some([before, after]) = mark.number {
+                    let number = (counts[kind] - 1).to_string();
+                    filled.text.extend([before, &number, after]);
+                }
                 for piece in &shapes[index].pieces {
                     match piece {
                         Piece::Text(text) => filled.text.push_str(text),
@@ -415,7 +421,8 @@ fn checked_mark(
             return Err(format!("`{token}` has the id {found}, must be `{field}` of config.json, {id}"));
         }
     }
-    Ok(Mark { placeholder: marks.placeholder, feature_token: marks.feature_token, feature_id })
+    let Marks { placeholder, feature_token, number, .. } = marks;
+    Ok(Mark { placeholder, feature_token, feature_id, number })
 }
 
 /// The tokenizer as transformers sets it up: no truncation and no padding, the special tokens of

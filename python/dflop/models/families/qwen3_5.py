@@ -23,6 +23,29 @@ keep_samples_apart(modeling_qwen3_5)
 _DECAYS = (0.01, 16.0)
 
 
+@torch.no_grad()
+def fill_with_decays(parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
+    """Draws a parameter; most norms of this backbone scale by one more than their weight.
+
+    Args:
+        parameter: filled in place.
+        name: full Hugging Face name.
+        seed: of the run.
+        std: standard deviation of weights.
+    """
+    parts = name.split(".")
+    is_norm = "language_model" in parts and "norm" in parts[-2]
+    if is_norm and "linear_attn" not in parts:
+        parameter.zero_()
+    elif parts[-1] == "dt_bias":
+        parameter.fill_(1.0)
+    elif parts[-1] == "A_log":
+        generator = torch.Generator().manual_seed(name_seed(seed, name))
+        parameter.copy_(torch.empty(parameter.shape).uniform_(*_DECAYS, generator=generator).log())
+    else:
+        fill_parameter(parameter, name, seed, std)
+
+
 class Qwen35(Qwen3Vl):
     """`ModelAdapter` of Qwen3.5."""
 
@@ -42,20 +65,9 @@ class Qwen35(Qwen3Vl):
         wanted = f"`text_config.hidden_size`, {width}"
         return [Rule("vision_config.out_hidden_size", out, out == width, wanted)]
 
-    @torch.no_grad()
     def fill(self, parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
-        """See `FamilyAdapter.fill`; most norms of the backbone scale by one more than their weight."""
-        parts = name.split(".")
-        is_norm = "language_model" in parts and "norm" in parts[-2]
-        if is_norm and "linear_attn" not in parts:
-            parameter.zero_()
-        elif parts[-1] == "dt_bias":
-            parameter.fill_(1.0)
-        elif parts[-1] == "A_log":
-            generator = torch.Generator().manual_seed(name_seed(seed, name))
-            parameter.copy_(torch.empty(parameter.shape).uniform_(*_DECAYS, generator=generator).log())
-        else:
-            fill_parameter(parameter, name, seed, std)
+        """See `FamilyAdapter.fill`."""
+        fill_with_decays(parameter, name, seed, std)
 
 
 ADAPTER = Qwen35

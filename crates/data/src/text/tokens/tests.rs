@@ -25,6 +25,7 @@ fn features(n: u32) -> MediaShape {
         frame_indices: vec![],
         parts: vec![],
         patches: None,
+        first_patches: None,
         last_patches: None,
     }
 }
