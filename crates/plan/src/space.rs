@@ -4,6 +4,7 @@
 use crate::input::SearchInput;
 use crate::only::Only;
 use dflop_cost::CostModel;
+use dflop_step::encoder_stages_max;
 use dflop_types::{Component, ComponentLayout, Layout, PipelineOrder, Recomputation, Rejection, Zero};
 use std::collections::BTreeSet;
 
@@ -188,7 +189,7 @@ pub(crate) fn colocated(
 pub(crate) struct Rules<'a> {
     /// Ranks of the cluster, and of a node.
     pub(crate) ranks: [u32; 2],
-    /// Layers of encoder and LLM backbone.
+    /// Stages that the encoder can have, and the LLM backbone: their layers, mostly.
     pub(crate) layers: [u32; 2],
     /// Samples of a global batch.
     pub(crate) global_batch_size: u32,
@@ -205,7 +206,10 @@ impl<'a> Rules<'a> {
     pub(crate) fn of(input: &'a SearchInput<'_>, model: &CostModel) -> Self {
         Self {
             ranks: [input.cluster.num_ranks, input.cluster.ranks_per_node],
-            layers: [model.num_encoder_layers(), model.num_llm_layers()],
+            layers: [
+                encoder_stages_max(input.model_profile, model.num_encoder_layers()),
+                model.num_llm_layers(),
+            ],
             global_batch_size: input.global_batch_size,
             num_microbatches: input.num_microbatches,
             order: input.first_order(),

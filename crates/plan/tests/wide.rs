@@ -121,6 +121,23 @@ fn chunks_are_planned_where_they_are_asked_for() {
     assert!(of("", 6).ranked.iter().all(|plan| plan.layout.llm_interleave == 1));
 }
 
+/// A merger stands between the layers of MiniCPM-V's encoder, and a model profile has the mean of those before and behind it.
+#[test]
+fn an_encoder_whose_stages_nobody_can_predict_has_one() {
+    let shapes = fixture::shapes(64, 3);
+    let of = |family: &str| {
+        let model_profile = ModelProfile { family: family.to_owned(), ..fixture::cuttable() };
+        let input = input(&shapes, &model_profile, 6);
+        search(&SearchInput { only: "encoder.pp=2".parse().unwrap(), ..input }).unwrap()
+    };
+    assert!(of("qwen2_vl").ranked.iter().all(|plan| plan.layout.encoder.pp == 2));
+    assert!(!of("qwen2_vl").ranked.is_empty());
+    let none = of("minicpmv4_6");
+    assert!(none.ranked.is_empty());
+    let why = none.rejections.iter().map(|fallen| fallen.rejection.to_string()).collect::<Vec<_>>();
+    assert_eq!(why, ["encoder pp 2, but the encoder is one stage: it cannot be cut into several"]);
+}
+
 /// Megatron interleaves where that is shorter: text alone, on ranks with less memory than the whole model takes.
 #[test]
 fn rivals_interleave_too() {

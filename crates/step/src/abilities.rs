@@ -61,6 +61,23 @@ pub fn tensor_degrees(profile: &ModelProfile, trained: Trained, ranks_per_node: 
     [of("encoder_layer", 0), of("llm_layer", trained.lora_rank)]
 }
 
+/// Families whose encoder layers take unequal time in a known order, of which a model profile has the mean alone: a merger
+/// stands between them. Nobody can predict how long a stage of them takes, so the planner gives such an encoder one stage.
+const ENCODERS_OF_ONE_STAGE: [&str; 1] = ["minicpmv4_6"];
+
+/// Pipeline stages that the encoder can have in a plan, at most; it has `num_layers`.
+///
+/// # Examples
+/// ```
+/// use dflop_types::ModelProfile;
+/// let of = |family: &str| ModelProfile { family: family.to_owned(), ..ModelProfile::default() };
+/// assert_eq!(dflop_step::encoder_stages_max(&of("qwen2_5_vl"), 32), 32);
+/// assert_eq!(dflop_step::encoder_stages_max(&of("minicpmv4_6"), 27), 1);
+/// ```
+pub fn encoder_stages_max(profile: &ModelProfile, num_layers: u32) -> u32 {
+    if ENCODERS_OF_ONE_STAGE.contains(&profile.family.as_str()) { num_layers.min(1) } else { num_layers }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -35,7 +35,7 @@ mod settings;
 mod slow_shapes;
 mod tokens;
 
-pub use abilities::{PIPELINE_SHARDINGS, expert_degrees, tensor_degrees};
+pub use abilities::{PIPELINE_SHARDINGS, encoder_stages_max, expert_degrees, tensor_degrees};
 pub use adapt::adjustment::{Adjustment, RowFactor, ShapeFactor};
 pub use adapt::bins::ShapeBins;
 pub use adapt::correction::{Correction, CorrectionState};

@@ -79,6 +79,13 @@ def _order_of(segments: tuple[Sides, ...], num_merges: int) -> torch.Tensor:
     return torch.cat(orders)
 
 
+@functools.lru_cache(maxsize=16)
+def _places_of(segments: tuple[Sides, ...], num_merges: int, per_side: int) -> torch.Tensor:
+    """The learnt position of each patch, in the order of `_order_of`."""
+    places_N = get_vision_nearest_position_ids(torch.tensor(segments), per_side)
+    return places_N[_order_of(segments, num_merges)]
+
+
 def embed(
     embeddings: Any, patches_NC: torch.Tensor, segments: Sequence[Sides], num_merges: int
 ) -> torch.Tensor:
@@ -96,11 +103,10 @@ def embed(
     # The convolution, whose stride is its kernel, for patches that are cut out already.
     linear = embeddings.patch_embedding
     hidden_NV = F.linear(patches_NC, linear.weight.flatten(1), linear.bias)
-    places_N = get_vision_nearest_position_ids(torch.tensor(segments), embeddings.num_patches_per_side)
-    order_N = _order_of(tuple(segments), num_merges)
-    device = hidden_NV.device
-    learnt_NV = embeddings.position_embedding(sent(places_N[order_N], device))
-    return hidden_NV[sent(order_N, device)] + learnt_NV
+    sides, device = tuple(segments), hidden_NV.device
+    places_N = _places_of(sides, num_merges, embeddings.num_patches_per_side)
+    learnt_NV = embeddings.position_embedding(sent(places_N, device))
+    return hidden_NV[sent(_order_of(sides, num_merges), device)] + learnt_NV
 
 
 def bounds_of(segments: Sequence[Sides], device: torch.device, *, is_merged: bool = False) -> Bounds:
