@@ -434,7 +434,7 @@ mod tests {
         let text = error.to_string();
         for expected in [
             "line 1: model.dtyp: unknown key, did you mean `dtype`?",
-            "line 1: model.family: `rules.py`, must name a function of Python, for example `module:function`",
+            "line 1: model.family: `rules.py`, must be `transformers` or name a function of Python, for example `module:function`",
             "line 3: data.mixture: 3, must be text",
             "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip, substitute",
             "line 5: cluster.num_ranks: 0, must be an integer from 1 to 100000",

@@ -404,7 +404,7 @@ impl Hint for DataError {
                     .to_owned(),
             ),
             Self::UnknownFamily { .. } => {
-                Some("give its shapes by a function of Python, `model.family` (CONTRIBUTING.md)".to_owned())
+                Some("take its sizes from transformers' processor, `model.family: transformers`; or give them by a function of Python (CONTRIBUTING.md)".to_owned())
             }
             Self::Media { path, .. } => {
                 Some(format!("replace `{}`, or set `data.on_bad_sample` to `skip`", path.display()))

@@ -101,7 +101,8 @@ impl Dataset {
         evaluation: bool,
     ) -> PyResult<Self> {
         let config = dflop_cli::config::load_data(&config_path).map_err(map(Kind::Profile))?;
-        let family = crate::family::find(py, family, config.model.family.as_deref(), &config.directory)?;
+        let directory = config.model.family_directory(&config.directory);
+        let family = crate::family::find(py, family, config.model.family.as_deref(), directory)?;
         let settings = if evaluation {
             config.evaluation_settings().map_err(|rule| raise(Kind::Profile, &rule, None))?
         } else {

@@ -1,6 +1,7 @@
 """A shape rule as a function of Python, for a model family that dflop does not know.
 
 dflop.yaml   model: {dir: ..., family: my_rules:shape}     -> load -> CallableFamily -> native module
+                               family: transformers           the model's own processor (`processor/rule.py`)
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from dflop._native import ProfileError
 
 KINDS = ("image", "video", "audio")
+PROCESSOR = "transformers"
+"""What `model.family` says for the processor that transformers has for the model."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,21 @@ def load(name: str, directory: str | Path) -> CallableFamily:
     """Imports the function that `model.family` names.
 
     Args:
-        name: `module:function`.
-        directory: Of the configuration; a module that is installed nowhere is looked for there.
+        name: `module:function`; or `transformers`, for the processor of a model.
+        directory: Of the configuration; a module that is installed nowhere is looked for there. For a
+            processor, of the model.
 
     Returns:
         The function and what is known of it.
 
     Raises:
-        ProfileError: It cannot be imported, or `describe` refuses it.
+        ProfileError: It cannot be imported, or `describe` refuses it; or the processor cannot be asked.
     """
+    if name == PROCESSOR:
+        from dflop.data.processor.rule import ProcessorRule
+
+        rule = ProcessorRule(directory)
+        return CallableFamily(name, rule.version(), rule.marks, rule)
     module_name, _, path = name.partition(":")
     place = str(Path(directory).resolve())
     if place not in sys.path:

@@ -40,7 +40,7 @@ pub(super) fn run_quietly(arguments: &args::ProfileData) -> Result<(), Failure> 
     match profile(arguments, None, &show)? {
         Outcome::Done(_) => Ok(()),
         Outcome::Python(_) => Err(Failure::new(
-            "`model.family` is a function of Python, and no data profile is there",
+            "`model.family` is a rule of Python, and no data profile is there",
             Some("make it with `dflop profile data`".to_owned()),
         )),
     }
@@ -53,7 +53,8 @@ fn profile(
 ) -> Result<Outcome, Failure> {
     let config = config::load_data(&arguments.config.config)?;
     if let (Some(name), None) = (&config.model.family, family) {
-        let arguments = json!({ "family": name, "directory": config.directory });
+        let directory = config.model.family_directory(&config.directory);
+        let arguments = json!({ "family": name, "directory": directory });
         return Ok(Outcome::Python(Request { verb: "profile_data".to_owned(), arguments }));
     }
     let settings = ProfileSettings {

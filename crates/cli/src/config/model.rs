@@ -17,9 +17,20 @@ pub struct ModelSection {
     pub tokenizer: Option<PathBuf>,
     /// `float32` or `bfloat16`.
     pub dtype: String,
-    /// A function of Python that gives the shapes of media, for example `module:function`; `null`: the rule of the model's
-    /// `model_type`.
+    /// Who gives the shapes of media: `transformers`, the model's own processor there, or a function of Python, for example
+    /// `module:function`; `null`: the rule of the model's `model_type`.
     pub family: Option<String>,
+}
+
+impl ModelSection {
+    /// What `family` says for the model's own processor in transformers.
+    pub const PROCESSOR: &str = "transformers";
+
+    /// The folder in which Python looks for the rule of `family`: that of the model for its processor, else that of the
+    /// configuration, for a module beside it.
+    pub fn family_directory<'a>(&'a self, configuration: &'a Path) -> &'a Path {
+        if self.family.as_deref() == Some(Self::PROCESSOR) { &self.dir } else { configuration }
+    }
 }
 
 /// The fields of `model:`; paths start at `directory`.
@@ -34,9 +45,15 @@ pub(super) fn model_section(section: &mut Section<'_, '_>, directory: &Path) -> 
         name,
         // The default stands below, where the device is known.
         dtype: section.choice("dtype", &["float32", "bfloat16"], ""),
-        family: section.function("family"),
+        family: section.function("family", ModelSection::PROCESSOR),
     };
     if let Some(name) = &model.name {
+        if model.family.as_deref() == Some(ModelSection::PROCESSOR) {
+            section.problem_at(
+                "family",
+                format!("`{}` asks the files of a processor, it needs `model.dir`", ModelSection::PROCESSOR),
+            );
+        }
         if !model.dir.as_os_str().is_empty() {
             section.problem_at("name", "`model.dir` is there too, must be one of them".to_owned());
         }

@@ -155,9 +155,12 @@ impl<'p, 'y> Section<'p, 'y> {
         }
     }
 
-    /// The name of a function of Python, for example `package.module:function`.
-    pub(super) fn function(&mut self, key: &'static str) -> Option<String> {
+    /// The name of a function of Python, for example `package.module:function`, or `word`.
+    pub(super) fn function(&mut self, key: &'static str, word: &str) -> Option<String> {
         let text = self.optional_text(key)?;
+        if text == word {
+            return Some(text);
+        }
         let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c == '_' || c.is_alphanumeric());
         let is_path = |path: &str| path.split('.').all(is_name);
         if text.split_once(':').is_some_and(|(module, function)| is_path(module) && is_path(function)) {
@@ -167,7 +170,7 @@ impl<'p, 'y> Section<'p, 'y> {
         self.problem(
             line,
             key,
-            format!("`{text}`, must name a function of Python, for example `module:function`"),
+            format!("`{text}`, must be `{word}` or name a function of Python, for example `module:function`"),
         );
         None
     }

@@ -1,0 +1,190 @@
+"""`model.family: transformers`: shapes by the model's own processor equal those of our rules, and whole samples."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import processor_specs
+import pytest
+from PIL import Image
+from processor_specs import KNOWN, OTHERS
+from shape_oracle import drawn_sizes
+
+import dflop
+from dflop import ProfileError
+from dflop._native import Dataset, run_cli, testing
+from dflop.data.family import load
+from dflop.data.processor.rule import ProcessorRule
+
+QUESTION: dict[str, Any] = {
+    "height": 0,
+    "width": 0,
+    "num_images": 0,
+    "num_frames": 0,
+    "fps": None,
+    "duration_s": None,
+    "sample_rate": 0,
+    "max_frames": None,
+    "sample_fps": None,
+}
+SOUNDS_S = (0.3, 1.1, 4.0, 11.7, 29.9, 30.0, 31.0, 44.2, 61.0)
+
+
+def questions(kinds: list[str]) -> list[dict[str, Any]]:
+    """Media of drawn sizes: images alone and two in a sample, clips, sounds."""
+    found: list[dict[str, Any]] = []
+    for index, (height, width) in enumerate(drawn_sizes(7, 25, largest=900)):
+        size = {**QUESTION, "height": height, "width": width}
+        if "image" in kinds:
+            found.append({**size, "kind": "image", "num_images": 1 + (index % 3 == 0)})
+        if "video" in kinds:
+            frames = {"num_frames": 2 + index, "fps": 4.0, "duration_s": (2 + index) / 4}
+            found.append({**size, "kind": "video", **frames})
+    if "audio" in kinds:
+        sound = {**QUESTION, "kind": "audio", "sample_rate": 16_000}
+        found += [{**sound, "duration_s": seconds} for seconds in SOUNDS_S]
+    return found
+
+
+def by_rust(folder: Path, question: dict[str, Any]) -> Any:
+    """(segments, pieces) by our own rule; "refused" where it has none."""
+    files = {name: folder / f"{name}.json" for name in ("config", "processor_config")}
+    parts = json.loads(files["processor_config"].read_text())
+    own = parts.get("image_processor") or parts.get("feature_extractor") or {}
+    texts = [files["config"].read_text(), json.dumps(own), json.dumps(parts.get("video_processor", {}))]
+    asked = {name: value for name, value in question.items() if value is not None and name != "kind"}
+    try:
+        shape = testing.media_shape(*texts, question["kind"], **asked)
+    except ProfileError as error:
+        if " shape for " not in str(error):
+            raise
+        return "refused"
+    pieces = [count if text is None else text for text, count in shape.pieces]
+    return [tuple(run) for run in shape.segments], pieces
+
+
+def by_processor(rule: ProcessorRule, question: dict[str, Any]) -> Any:
+    """The same by the processor."""
+    try:
+        shape = rule(**question)
+    except ValueError:
+        return "refused"
+    return shape["segments"], shape["pieces"]
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize("family", KNOWN)
+def test_the_processor_and_our_rule_give_the_same_shapes(family, tmp_path):
+    """Encoder segments, words and runs of features; both refuse the same media."""
+    processor_specs.write(tmp_path, family)
+    rule = ProcessorRule(tmp_path)
+    asked = questions(list(rule.marks))
+    assert len(asked) >= len(SOUNDS_S)
+    found = [by_processor(rule, question) for question in asked]
+    for question, shape in zip(asked, found, strict=True):
+        assert shape == by_rust(tmp_path, question), question
+    assert sum(shape != "refused" for shape in found) >= 5
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v"])
+def test_limits_of_frames_are_kept(family, tmp_path):
+    """As our rule keeps them, or the processor refuses them by name."""
+    processor_specs.write(tmp_path, family)
+    rule = ProcessorRule(tmp_path)
+    clip = {**QUESTION, "kind": "video", "height": 70, "width": 98, "num_frames": 90, "fps": 30.0}
+    clip["duration_s"] = 3.0
+    kept = 0
+    for limits in ({"max_frames": 8}, {"sample_fps": 1.0}, {"sample_fps": 2.0, "max_frames": 4}):
+        asked = {**clip, **limits}
+        shape = by_processor(rule, asked)
+        if shape == "refused":
+            with pytest.raises(
+                ValueError, match="reads 6 frames, `data|chooses frames, and does not say which"
+            ):
+                rule(**asked)
+            continue
+        assert shape == by_rust(tmp_path, asked), limits
+        assert 0 < len(rule(**asked)["frame_indices"]) <= limits.get("max_frames", 8)
+        kept += 1
+    assert kept >= 2
+
+
+@pytest.fixture(params=["aya_vision", "llama4", "ovis2", "video_llama_3"])
+def profiled(request, tmp_path):
+    """(processor, folder with the data profile, samples) of a family without a rule of ours."""
+    processor = processor_specs.write(tmp_path / "model", request.param)
+    samples, rng = [], random.Random(3)
+    for index, (height, width) in enumerate(drawn_sizes(11, 10, largest=300)):
+        size = (max(width, 20), max(height, 20))
+        names = [f"{index}_{k}.png" for k in range(index % 3)]
+        for name in names:
+            Image.new("RGB", size).save(tmp_path / name)
+        parts: list[Any] = [{"type": "image"} for _ in names]
+        parts.insert(rng.randint(0, len(parts)), {"type": "text", "text": f"What is this {index}?"})
+        answer = {"role": "assistant", "content": [{"type": "text", "text": "A word. " * (1 + index)}]}
+        samples.append({"messages": [{"role": "user", "content": parts}, answer], "images": names})
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    config = tmp_path / "dflop.yaml"
+    config.write_text("model: {dir: model, family: transformers}\ndata: {mixture: data.jsonl}\n")
+    words = ["dflop", "profile", "data", "-c", str(config), "--out", str(tmp_path / "profile.parquet")]
+    status, request = run_cli(words)
+    assert status == 0
+    asked = {"family": "transformers", "directory": str(tmp_path / "model")}
+    assert request == {"verb": "profile_data", "arguments": asked}
+    # As `dflop` goes on.
+    assert run_cli(words, load(asked["family"], asked["directory"])) == (0, None)
+    return processor, tmp_path, samples
+
+
+def test_whole_samples_have_the_tokens_that_transformers_gives_them(profiled):
+    processor, folder, samples = profiled
+    profile = folder / "profile.parquet"
+    dataset = Dataset(str(folder / "dflop.yaml"), str(profile))
+    costs = dflop.costs(profile)
+    for index, sample in enumerate(samples):
+        images = [Image.open(folder / name) for name in sample["images"]]
+        text = processor.apply_chat_template(sample["messages"], tokenize=False)
+        media = {"images": images} if images else {}
+        theirs = processor(text=[text], return_tensors="pt", **media)["input_ids"][0].tolist()
+        assert dataset.encode(index).input_ids == theirs, sample
+        assert (costs.encoder_ns[index] > 0) == bool(images)
+    batches = dflop.BalancedBatchSampler(costs, batch_size=2, num_replicas=2, rank=0)
+    assert all(len(batch) >= 1 for batch in batches)
+
+
+def test_a_model_that_is_only_named_has_no_processor(tmp_path, capfd):
+    config = tmp_path / "dflop.yaml"
+    config.write_text("model: {name: qwen2.5-vl-7b, family: transformers}\ndata: {mixture: data.jsonl}\n")
+    assert run_cli(["dflop", "profile", "data", "-c", str(config)])[0] == 2
+    expected = "model.family: `transformers` asks the files of a processor, it needs `model.dir`"
+    assert expected in capfd.readouterr().err
+
+
+def test_a_processor_that_changes_the_text_around_media_is_refused(tmp_path):
+    processor_specs.write(tmp_path, "paligemma")
+    with pytest.raises(ProfileError, match="PaliGemmaProcessor changes a text besides its media") as error:
+        ProcessorRule(tmp_path)
+    assert "CONTRIBUTING.md" in error.value.__notes__[0]
+
+
+def test_a_directory_without_a_processor_says_so(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ProfileError, match="cannot load a processor from") as error:
+        load("transformers", tmp_path)
+    assert error.value.__notes__
+
+
+def test_another_file_of_the_processor_is_another_version(tmp_path):
+    """Shapes of an older processor are not taken for those of this one."""
+    processor_specs.write(tmp_path, "aya_vision")
+    first = load("transformers", tmp_path).version
+    assert "AyaVisionProcessor of transformers " in first
+    path = tmp_path / "processor_config.json"
+    changed = json.loads(path.read_text())
+    changed["image_processor"]["max_patches"] = 4
+    path.write_text(json.dumps(changed))
+    assert load("transformers", tmp_path).version != first
+    assert set(OTHERS) & set(KNOWN) == set()
