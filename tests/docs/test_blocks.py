@@ -28,7 +28,7 @@ RUN_BY = {
     "docs/index.md": ["make"],
     "docs/analytic.md": [HERE] * 2,
     "docs/cost_model.md": [HERE],
-    "docs/data.md": [HERE] * 3,
+    "docs/data.md": [HERE, "tests/unit/test_processor_rule.py", HERE, HERE],
     "docs/families.md": ["tests/unit/test_voxtral.py"],
     "docs/integrations.md": ["tests/docs/test_integrations_page.py"] * 10,
     "docs/planner.md": [HERE],
@@ -67,8 +67,8 @@ WALKED: dict[str, list[int | str]] = {
     "docs/data.md": [
         A_DEMO,
         0,
+        3,
         2,
-        1,
         "echo 'data: {mixture: data/mixture.yaml}' >> dflop.yaml",
         "dflop profile data",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ QUESTION: dict[str, Any] = {
     "max_frames": None,
     "sample_fps": None,
 }
+PAGE = Path(__file__).resolve().parents[2] / "docs/data.md"
 SOUNDS_S = (0.3, 1.1, 4.0, 11.7, 29.9, 30.0, 31.0, 44.2, 61.0)
 
 
@@ -128,7 +130,9 @@ def profiled(request, tmp_path):
         samples.append({"messages": [{"role": "user", "content": parts}, answer], "images": names})
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     config = tmp_path / "dflop.yaml"
-    config.write_text("model: {dir: model, family: transformers}\ndata: {mixture: data.jsonl}\n")
+    # As docs/data.md has it.
+    model = re.findall(r"```yaml\n(model: .*family: transformers.*\n)```", PAGE.read_text())
+    config.write_text(model[0] + "data: {mixture: data.jsonl}\n")
     words = ["dflop", "profile", "data", "-c", str(config), "--out", str(tmp_path / "profile.parquet")]
     status, request = run_cli(words)
     assert status == 0
