@@ -159,6 +159,18 @@ def test_whole_samples_have_the_tokens_that_transformers_gives_them(profiled):
     assert all(len(batch) >= 1 for batch in batches)
 
 
+@pytest.mark.more
+def test_a_dataset_of_hugging_face_is_profiled_by_the_processor(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    processor_specs.write(tmp_path / "model", "aya_vision")
+    pictures = [Image.new("RGB", (60 + 40 * k, 90)) for k in range(3)]
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
+    rows = [{"messages": turns, "images": [picture]} for picture in pictures]
+    found = dflop.costs(datasets.Dataset.from_list(rows), model_dir=tmp_path / "model")
+    assert len(found) == 3
+    assert min(found.encoder_ns) > 0
+
+
 def test_a_model_that_is_only_named_has_no_processor(tmp_path, capfd):
     config = tmp_path / "dflop.yaml"
     config.write_text("model: {name: qwen2.5-vl-7b, family: transformers}\ndata: {mixture: data.jsonl}\n")

@@ -17,7 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from dflop._native import ProfileError, SampleCosts, profile_shapes
+from dflop._native import ProfileError, SampleCosts, families, profile_shapes
+from dflop.data.family import PROCESSOR
 
 _CHUNK_BYTES = 1 << 24
 """Of an array as many bytes are handed over at a time."""
@@ -138,7 +139,8 @@ def costs(
         model_profile: The path of a model profile, by which the samples of a data profile are costed in
             nanoseconds. By default, for a path, the `model_profile.json` beside the data profile, if there
             is one; without any, a data profile's samples are shapes.
-        model_dir: The directory of the model whose processor decides the sizes of a `datasets.Dataset`.
+        model_dir: The directory of the model whose processor decides the sizes of a `datasets.Dataset`, of
+            any family that `dflop models` lists, or whose processor transformers has.
         model: A model that `dflop models` lists, for example `qwen2.5-vl-7b`, instead of a model
             profile: times are then estimated.
         device: The device they are estimated for, for example `h100`.
@@ -208,8 +210,13 @@ def _profiled(dataset: Any, model_dir: str | os.PathLike[str] | None, folder: Pa
         message = "`model_dir` is None, must be the directory of a model, whose processor decides the sizes"
         raise ValueError(message)
     dataset.save_to_disk(folder / "data")
+    directory = Path(model_dir).resolve()
+    model = {"dir": str(directory)}
+    if _has_no_rule(directory):
+        # Its own processor is asked.
+        model["family"] = PROCESSOR
     config = {
-        "model": {"dir": str(Path(model_dir).resolve())},
+        "model": model,
         "data": {"mixture": str(folder / "data")},
         "cluster": {"num_ranks": 2, "device": "cpu"},
         "train": {"global_batch_size": 2, "steps": 1},
@@ -221,6 +228,15 @@ def _profiled(dataset: Any, model_dir: str | os.PathLike[str] | None, folder: Pa
         message = f"the dataset cannot be profiled: {done.stderr.strip()}"
         raise ProfileError(message)
     return folder / "data_profile.parquet"
+
+
+def _has_no_rule(model_dir: Path) -> bool:
+    """Whether dflop lacks a shape rule for the model; what cannot be read is reported later."""
+    try:
+        family = json.loads((model_dir / "config.json").read_bytes()).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return False
+    return isinstance(family, str) and not families().get(family, {}).get("data", False)
 
 
 def _of_source(

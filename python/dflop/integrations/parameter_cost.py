@@ -1,0 +1,161 @@
+"""What a sample costs by the parameters of the model that trains: for models that nobody measured.
+
+model -> multiplications of an encoder token, and of an LLM token -> cost(encoder tokens, LLM tokens)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# What configurations call the experts of a layer, and those that a token reads.
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")
+
+
+@dataclass(frozen=True)
+class ParameterCost:
+    """Floating point operations of a sample in forward and backward; `dflop.costs` takes it as `cost`."""
+
+    encoder_token: float
+    """Of an encoder token."""
+    llm_token: float
+    """Of an LLM token, without what it sees of others."""
+    llm_pair: float
+    """Of two LLM tokens of which one sees the other."""
+
+    def __call__(self, tokens: Any) -> tuple[float, float]:
+        """The cost of a sample.
+
+        Args:
+            tokens: Its encoder tokens and its LLM tokens.
+
+        Returns:
+            Of encoder and LLM.
+        """
+        encoder, llm = tokens
+        # Causal: a token sees half of the others in the mean.
+        return self.encoder_token * encoder, self.llm_token * llm + self.llm_pair * llm * llm / 2
+
+
+def cost_of_parameters(model: nn.Module) -> ParameterCost:
+    """Counts what an encoder token and an LLM token cost in the model that you train.
+
+    A parameter of a linear map takes two operations forward, two for the gradient of its input and two for
+    its own. The last two are left out where `requires_grad` says that nothing needs them: freeze first, then
+    count. Of experts those count that a token reads.
+
+    Not counted: what encoder tokens see of each other, windows of the LLM's attention (all layers are taken
+    to see the whole sample), norms, embeddings, and forwards that recomputation repeats. A projector is
+    taken to read every encoder token.
+
+    Args:
+        model: of transformers, with or without adapters of peft, inside DDP or not. Its values are not read:
+            it may be on the `meta` device.
+
+    Returns:
+        A function for `dflop.costs("data_profile.parquet", cost=...)`.
+
+    Raises:
+        ValueError: it has no LLM backbone that `get_decoder` finds, or experts of an unknown form.
+    """
+    whole = _unwrapped(model)
+    decoder = whole.get_decoder() if hasattr(whole, "get_decoder") else None
+    if decoder is None or not hasattr(decoder, "layers"):
+        message = f"`{type(whole).__name__}` has no LLM backbone with layers that `get_decoder` finds"
+        raise ValueError(message)
+    head = whole.get_output_embeddings() if hasattr(whole, "get_output_embeddings") else None
+    of_llm = {id(module) for module in decoder.modules()} | {id(head)}
+    share = _share_of_experts(decoder.config)
+    if share < 1 and not any(_is_experts(module) for module in decoder.modules()):
+        name = type(whole).__name__
+        message = (
+            f"`{name}` has experts that are not side by side in one parameter, as transformers 5 has them"
+        )
+        raise ValueError(message)
+    encoder = _Component(whole, lambda module: id(module) not in of_llm, share=1.0)
+    llm = _Component(whole, lambda module: id(module) in of_llm, share=share)
+    is_reached = encoder.is_trained or any(weight.requires_grad for weight in decoder.parameters())
+    squares = 2 * 2 * _width_of_heads(decoder) * (3 if is_reached else 1)
+    return ParameterCost(encoder.flops(is_reached=False), llm.flops(is_reached=is_reached), squares)
+
+
+class _Component:
+    """The linear maps of encoder or LLM, in the order in which the model holds them."""
+
+    def __init__(self, whole: nn.Module, is_part: Any, share: float) -> None:
+        self._maps = [
+            (weight, count)
+            for module in whole.modules()
+            if is_part(module)
+            for weight, count in _maps(module, share)
+        ]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any of them trains."""
+        return any(weight.requires_grad for weight, _ in self._maps)
+
+    def flops(self, *, is_reached: bool) -> float:
+        """Operations of a token; `is_reached`: gradients pass through all of them, whatever trains."""
+        total = 0.0
+        for weight, count in self._maps:
+            # A gradient that is needed there passes through all that stands behind it.
+            is_reached |= weight.requires_grad
+            total += 2 * count * (1 + is_reached + weight.requires_grad)
+        return total
+
+
+def _maps(module: nn.Module, share: float) -> Iterator[tuple[torch.Tensor, float]]:
+    """Weights of a module's own, and how many numbers of each a token is multiplied with."""
+    if isinstance(module, nn.Linear):
+        # By its sizes: quantized weights are packed.
+        yield module.weight, float(module.in_features * module.out_features)
+        return
+    if isinstance(module, _CONVOLUTIONS):
+        yield module.weight, float(module.weight.numel())
+        return
+    if _is_experts(module):
+        for weight in module.parameters(recurse=False):
+            if weight.dim() == 3:
+                yield weight, weight.numel() * share
+
+
+def _is_experts(module: nn.Module) -> bool:
+    """Whether it holds experts side by side; a table of positions has three axes too, and no such name."""
+    has_number = any(hasattr(module, name) for name in _NUM_EXPERTS)
+    return has_number and any(weight.dim() == 3 for weight in module.parameters(recurse=False))
+
+
+def _share_of_experts(config: Any) -> float:
+    """Of the experts of a layer those that a token reads; 1 where there are none."""
+
+    def first(names: tuple[str, ...]) -> int:
+        return next((int(found) for name in names if (found := getattr(config, name, None))), 0)
+
+    count, read = first(_NUM_EXPERTS), first(_EXPERTS_PER_TOKEN)
+    return read / count if count and read else 1.0
+
+
+def _width_of_heads(decoder: Any) -> int:
+    """Values of the queries of a token, over all layers with attention."""
+    config = decoder.config
+    heads = int(config.num_attention_heads)
+    attentions = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
+    sizes = [getattr(one, "head_dim", None) or config.hidden_size // heads for one in attentions]
+    return sum(heads * int(size) for size in sizes)
+
+
+def _unwrapped(model: Any) -> Any:
+    """Hugging Face's model, without DDP and peft around it."""
+    if isinstance(inner := getattr(model, "module", None), nn.Module):
+        return _unwrapped(inner)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

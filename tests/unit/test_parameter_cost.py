@@ -1,0 +1,107 @@
+"""What samples cost by the parameters of a model equals the operations that PyTorch counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_families import TINY
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+import dflop
+from dflop.integrations import cost_of_parameters
+
+LENGTHS = (24, 40)
+
+
+def make(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    settings = {**TINY[name], "model_type": name}
+    config = AutoConfig.for_model(**settings)
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="eager").train()
+
+
+def counted(model: torch.nn.Module, length: int, *, has_backward: bool = True) -> int:
+    """Operations of one text of the LLM; eager attention multiplies all pairs of tokens."""
+    ids = torch.randint(0, 8, (1, length))
+    with FlopCounterMode(display=False) as counter:
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        if has_backward:
+            logits.sum().backward()
+    return counter.get_total_flops()
+
+
+def of_text(cost: dflop.integrations.ParameterCost, length: int) -> float:
+    """The same by parameters; a causal sample's pairs count half, the counter counts all."""
+    return cost.llm_token * length + cost.llm_pair * length**2
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "internvl", "gemma3"])
+def test_the_llm_costs_what_pytorch_counts(name):
+    model = make(name)
+    cost = cost_of_parameters(model)
+    for length in LENGTHS:
+        assert of_text(cost, length) == pytest.approx(counted(model, length), rel=0.02)
+
+
+def test_what_is_frozen_costs_less():
+    """A frozen encoder runs forward alone; a frozen LLM hands gradients on to it, and has none of its own."""
+    model = make("llava")
+    full = cost_of_parameters(model)
+    tower, projector = model.model.vision_tower, model.model.multi_modal_projector
+    tower.requires_grad_(False)
+    frozen = cost_of_parameters(model)
+    linear = [m for m in projector.modules() if isinstance(m, torch.nn.Linear)]
+    trained = 2 * sum(m.weight.numel() for m in linear)
+    assert frozen.encoder_token == pytest.approx((full.encoder_token - 3 * trained) / 3 + 3 * trained)
+    assert frozen.llm_token == full.llm_token
+    projector.requires_grad_(False)
+    assert cost_of_parameters(model).encoder_token == pytest.approx(full.encoder_token / 3)
+    model.requires_grad_(False)
+    projector.requires_grad_(True)
+    alone = cost_of_parameters(model)
+    assert alone.llm_token == pytest.approx(full.llm_token * 2 / 3)
+    assert alone.llm_pair == full.llm_pair
+    model.requires_grad_(False)
+    nothing = cost_of_parameters(model)
+    assert nothing.llm_token == pytest.approx(full.llm_token / 3)
+    assert of_text(nothing, 40) == pytest.approx(counted(model, 40, has_backward=False), rel=0.02)
+
+
+def test_the_encoder_costs_what_pytorch_counts_but_for_pairs():
+    model = make("llava")
+    vision = model.config.vision_config
+    pixels = torch.randn(2, 3, vision.image_size, vision.image_size)
+    with FlopCounterMode(display=False) as counter:
+        model.get_image_features(pixels, vision_feature_layer=-1)
+    tokens = (vision.image_size // vision.patch_size) ** 2 + 1
+    layers, width = vision.num_hidden_layers, vision.hidden_size
+    pairs = 2 * layers * 4 * width * tokens**2
+    model.requires_grad_(False)
+    found = cost_of_parameters(model).encoder_token * 2 * tokens
+    assert found == pytest.approx(counter.get_total_flops() - pairs, rel=0.05)
+
+
+def test_of_experts_those_count_that_a_token_reads():
+    model = make("qwen3_vl_moe")
+    text = model.config.text_config
+    cost = cost_of_parameters(model)
+    every = 6 * sum(w.numel() for n, w in model.get_decoder().named_parameters() if "experts." in n)
+    dense = cost.llm_token - every * text.num_experts_per_tok / text.num_experts
+    others = [
+        module.weight.numel()
+        for module in [*model.get_decoder().modules(), model.lm_head]
+        if isinstance(module, torch.nn.Linear)
+    ]
+    assert dense == pytest.approx(6 * sum(others))
+    assert 0 < text.num_experts_per_tok < text.num_experts
+
+
+def test_costs_of_a_data_profile_take_it_and_another_module_is_refused():
+    cost = cost_of_parameters(make("llava"))
+    costs = dflop.costs([(0, 10), (50, 60)], cost=cost)
+    assert costs.encoder_ns[0] == 0
+    ratio = cost((50, 60))[0] / cost((50, 60))[1]
+    assert costs.encoder_ns[1] / costs.llm_ns[1] == pytest.approx(ratio, rel=1e-6)
+    with pytest.raises(ValueError, match="`Linear` has no LLM backbone with layers that `get_decoder` finds"):
+        cost_of_parameters(torch.nn.Linear(2, 2))
