@@ -15,7 +15,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site picture package release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site picture package wheel-aarch64 release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -260,6 +260,9 @@ picture: setup ## docs/report.png anew: the top of a report over made-up numbers
 
 package: setup $(DEV) ## Wheel and sdist as a stranger installs them, crates as crates.io would take them -> dist/
 	$(BIN)/python tools/package.py dist
+
+wheel-aarch64: $(VENV)/.dependencies ## The wheel for aarch64 Linux, built here with zig -> dist/aarch64/; ARM64_ROOT=DIR tries it in that Debian by qemu
+	$(BIN)/python tools/cross_wheel.py dist/aarch64 $(if $(ARM64_ROOT),--root $(ARM64_ROOT))
 
 release: $(VENV)/.dependencies ## A new version in every file that names it (VERSION=0.2.0)
 	$(BIN)/python tools/release.py $(VERSION)

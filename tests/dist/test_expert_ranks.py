@@ -93,7 +93,7 @@ def test_ranks_recompute_the_same_where_the_schedule_says_otherwise(zero, tmp_pa
     check(Case(NAME, tmp_path), 2, 2, zero, "full", fields={"recompute": eased})
 
 
-@pytest.mark.some(0, 1)
+@pytest.mark.layouts
 @pytest.mark.parametrize(("zero", "recompute"), [(3, "full"), (0, "none"), (2, "selective")])
 def test_compiled_layers_with_dealt_experts(zero, recompute, tmp_path):
     check(Case(NAME, tmp_path), 2, 2, zero, recompute, prepare=compiled)

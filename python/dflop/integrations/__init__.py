@@ -7,7 +7,8 @@
               torchtitan, energon, verl
     encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound
               encoder.attend_encoder    alone: text alone hangs nobody under FSDP2; text_alone.py takes it
-    costs     parameter_cost.cost_of_parameters   for `dflop.costs`, of a model that nobody measured
+    costs     measured_cost.measure_cost          for `dflop.costs`: times of a model of any family
+              parameter_cost.cost_of_parameters   for `dflop.costs`, of a model that nobody measured
     padding   padding.remove_padding    any of them, where batches are padded
               padded_rows.watched       says where they are and nothing was done
 
@@ -23,17 +24,20 @@ if TYPE_CHECKING:
     from dflop.integrations.encoder import BalancedEncoder, attend_encoder, balance_encoder
     from dflop.integrations.loader import balanced_loader
     from dflop.integrations.loss import num_label_tokens, token_loss
+    from dflop.integrations.measured_cost import MeasuredCost, measure_cost
     from dflop.integrations.padding import Unpadded, remove_padding
     from dflop.integrations.parameter_cost import ParameterCost, cost_of_parameters
 
 _HOMES = {
     "BalancedEncoder": "encoder",
+    "MeasuredCost": "measured_cost",
     "ParameterCost": "parameter_cost",
     "Unpadded": "padding",
     "attend_encoder": "encoder",
     "balance_encoder": "encoder",
     "balanced_loader": "loader",
     "cost_of_parameters": "parameter_cost",
+    "measure_cost": "measured_cost",
     "num_label_tokens": "loss",
     "remove_padding": "padding",
     "token_loss": "loss",
@@ -41,12 +45,14 @@ _HOMES = {
 
 __all__ = [
     "BalancedEncoder",
+    "MeasuredCost",
     "ParameterCost",
     "Unpadded",
     "attend_encoder",
     "balance_encoder",
     "balanced_loader",
     "cost_of_parameters",
+    "measure_cost",
     "num_label_tokens",
     "remove_padding",
     "token_loss",

@@ -67,11 +67,7 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
     Raises:
         ValueError: it has no LLM backbone that `get_decoder` finds, or experts of an unknown form.
     """
-    whole = _unwrapped(model)
-    decoder = whole.get_decoder() if hasattr(whole, "get_decoder") else None
-    if decoder is None or not hasattr(decoder, "layers"):
-        message = f"`{type(whole).__name__}` has no LLM backbone with layers that `get_decoder` finds"
-        raise ValueError(message)
+    whole, decoder = _unwrapped(model), backbone_of(model)
     head = whole.get_output_embeddings() if hasattr(whole, "get_output_embeddings") else None
     of_llm = {id(module) for module in decoder.modules()} | {id(head)}
     share = _share_of_experts(decoder.config)
@@ -86,6 +82,26 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
     is_reached = encoder.is_trained or any(weight.requires_grad for weight in decoder.parameters())
     squares = 2 * 2 * _width_of_heads(decoder) * (3 if is_reached else 1)
     return ParameterCost(encoder.flops(is_reached=False), llm.flops(is_reached=is_reached), squares)
+
+
+def backbone_of(model: nn.Module) -> Any:
+    """The LLM backbone of a model of Hugging Face.
+
+    Args:
+        model: it, with or without DDP and peft around it.
+
+    Returns:
+        The module that holds the layers.
+
+    Raises:
+        ValueError: `get_decoder` finds none.
+    """
+    whole = _unwrapped(model)
+    decoder = whole.get_decoder() if hasattr(whole, "get_decoder") else None
+    if decoder is None or not hasattr(decoder, "layers"):
+        message = f"`{type(whole).__name__}` has no LLM backbone with layers that `get_decoder` finds"
+        raise ValueError(message)
+    return decoder
 
 
 class _Component:
