@@ -261,6 +261,52 @@ def test_a_dataset_of_hugging_face_is_profiled(folder):
         dflop.costs(dataset, model_dir=folder / "data")
 
 
+def tiny_dataset(**columns):
+    """Three samples of text, with further columns."""
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
+    return datasets.Dataset.from_dict({"messages": [turns] * 3, **columns})
+
+
+def test_what_a_dataset_has_and_nobody_reads_is_a_warning(folder):
+    with pytest.warns(UserWarning, match=r"the dataset, not read: `source` \(3 records\)"):
+        dflop.costs(tiny_dataset(source=["web"] * 3), model_dir=folder / "model")
+
+
+def test_hints_for_a_dataset_can_be_followed(folder, tmp_path):
+    """They name no file that is gone, and no configuration: there is none."""
+    dataset, model = tiny_dataset(), folder / "model"
+    bad = dataset.map(lambda row, i: row if i else {"messages": []}, with_indices=True)
+    with pytest.raises(dflop.ProfileError, match="sample 0: `messages` is empty") as error:
+        dflop.costs(bad, model_dir=model)
+    assert "dflop-" not in str(error.value)
+    assert "`dataset.select`" in error.value.__notes__[0]
+    with pytest.raises(dflop.ProfileError) as error:
+        dflop.costs(dataset, model_dir=tmp_path)
+    assert "set `model_dir` to a directory" in error.value.__notes__[0]
+    splits = {"train": dataset, "test": dataset}
+    import datasets
+
+    with pytest.raises(ValueError, match="has 2 splits, one is needed: `train`, `test`"):
+        dflop.costs(datasets.DatasetDict(splits), model_dir=model)
+    with pytest.raises(ValueError, match="there are no samples"):
+        dflop.costs(dataset.select([]), model_dir=model)
+    with pytest.raises(ValueError, match="the source is of type IterableDataset: make a data profile"):
+        dflop.costs(dataset.to_iterable_dataset(), model_dir=model)
+
+
+def test_arguments_without_effect_and_long_records_are_refused_in_short(folder):
+    path = folder / "data_profile.parquet"
+    with pytest.raises(ValueError, match="the source is of type PosixPath"):
+        dflop.costs(path, model_dir=folder / "model")
+    with pytest.raises(ValueError, match="`batch_size` is 0, must be at least 1"):
+        dflop.costs(path, batch_size=0)
+    with pytest.raises(ValueError, match="sample 0 is {.*}, must be a pair") as error:
+        dflop.costs([{"image": bytes(1 << 20)}])
+    assert len(str(error.value)) < 300
+
+
 def test_importing_dflop_leaves_torch_alone():
     """`BalancedStream` is a dataset of torch, and imported when it is named."""
     code = (

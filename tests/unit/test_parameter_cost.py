@@ -68,6 +68,28 @@ def test_what_is_frozen_costs_less():
     assert of_text(nothing, 40) == pytest.approx(counted(model, 40, has_backward=False), rel=0.02)
 
 
+def test_a_head_with_adapters_or_a_copy_that_trains_is_the_llms():
+    """Both stand in a wrapper of peft, which is no map itself; the copy's original computes nothing."""
+    peft = pytest.importorskip("peft")
+    plain = make("llava")
+    head = plain.lm_head.weight.numel()
+
+    def found(**settings):
+        lora = peft.LoraConfig(r=2, target_modules=["q_proj"], **settings)
+        return cost_of_parameters(peft.get_peft_model(make("llava"), lora))
+
+    alone, copied = found(), found(modules_to_save=["lm_head"])
+    assert copied.encoder_token == alone.encoder_token
+    # A copy that trains has a gradient of its own besides.
+    assert copied.llm_token == alone.llm_token + 2 * head
+    both = peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
+    adapted = cost_of_parameters(peft.get_peft_model(make("llava"), both))
+    assert adapted.encoder_token == alone.encoder_token
+    assert adapted.llm_token == alone.llm_token + 6 * 2 * (
+        plain.lm_head.in_features + plain.lm_head.out_features
+    )
+
+
 def test_the_encoder_costs_what_pytorch_counts_but_for_pairs():
     model = make("llava")
     vision = model.config.vision_config

@@ -294,6 +294,14 @@ fn systematic(problems: &[Problem], num_samples: u64) -> Option<&'static str> {
         num > 0 && 2 * num >= num_samples
     };
     if is_most(Fault::MediaMissing) {
+        let missing = || problems.iter().filter(|problem| problem.fault == Fault::MediaMissing);
+        let num_remote = missing().filter(|problem| problem.cause.contains("://")).count();
+        if 2 * num_remote > missing().count() {
+            return Some(
+                "these media are at URLs: see whether this machine reaches their servers, and may read there \
+                 (`docs/data.md`, remote stores); or name local copies",
+            );
+        }
         return Some(
             "set `data.media_root`, or `media_root` of an entry of the mixture, to the directory at which the paths of \
              media start",
@@ -419,5 +427,31 @@ impl Hint for DataError {
                 Some("leave the sample out: set `data.on_bad_sample` to `skip`".to_owned())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory for relative paths does not mend a server that nobody reaches.
+    #[test]
+    fn media_at_urls_have_a_hint_of_their_own() {
+        let missing = |path: &str| Problem {
+            file: "a.jsonl".to_owned(),
+            position: Some(0),
+            place: None,
+            id: None,
+            fault: Fault::MediaMissing,
+            cause: format!("cannot read `{path}`: Connection refused"),
+            substitute: None,
+        };
+        let [remote, local] = ["https://a.b/c.png", "data/c.png"].map(missing);
+        let hint = |problems: &[Problem]| systematic(problems, 3).unwrap_or_default();
+        assert!(
+            hint(&[remote.clone(), remote.clone(), local.clone()]).starts_with("these media are at URLs")
+        );
+        assert!(hint(&[remote, local.clone(), local]).starts_with("set `data.media_root`"));
+        assert!(hint(&[]).is_empty());
     }
 }

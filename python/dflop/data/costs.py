@@ -6,9 +6,8 @@ source --> Costs(encoder_ns, llm_ns, tokens) --> BalancedBatchSampler, balance
 from __future__ import annotations
 
 import inspect
-import json
 import os
-import subprocess
+import reprlib
 import sys
 import warnings
 from array import array
@@ -17,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from dflop._native import ProfileError, SampleCosts, families, profile_shapes
-from dflop.data.family import PROCESSOR
+from dflop._native import SampleCosts, profile_shapes
+from dflop.data import saved
 
 _CHUNK_BYTES = 1 << 24
 """Of an array as many bytes are handed over at a time."""
@@ -161,13 +160,16 @@ def costs(
 
     Returns:
         The costs, frozen. A warning counts the samples outside the measured range, another tells where the
-        data profile is of another model family than the costs.
+        data profile is of another model family than the costs. What `dflop profile data` notices of a
+        `datasets.Dataset` is a warning too, for example fields that it does not read.
 
     Raises:
-        ValueError: An entry that is not a cost, or arguments that exclude each other.
+        ValueError: An entry that is not a cost, arguments that exclude each other, or a `datasets.Dataset`
+            without samples or of several splits.
         FileNotFoundError: There is no such profile.
         ArtifactError: The file is not a profile, or one whose rows have no position in a dataset.
-        ProfileError: The model profile holds no adapters of that rank.
+        ProfileError: The model profile holds no adapters of that rank, or a `datasets.Dataset` cannot be
+            profiled.
     """
     if (model is None) != (device is None):
         message = f"`model` is {model!r} and `device` is {device!r}, both are needed to estimate costs"
@@ -176,14 +178,25 @@ def costs(
     if len(ways) > 1:
         message = f"costs come from one of `model_profile`, `model` and `cost`, given are: {', '.join(ways)}"
         raise ValueError(message)
+    if model_dir is not None and not saved.is_dataset(source):
+        message = (
+            "`model_dir` decides the sizes of a `datasets.Dataset`, the source is of type "
+            f"{type(source).__name__}: make a data profile with `dflop profile data` and give its path"
+        )
+        raise ValueError(message)
+    if batch_size < 1:
+        message = f"`batch_size` is {batch_size}, must be at least 1"
+        raise ValueError(message)
     model_of = _Model(
         model_profile, None if model is None else (model, str(device), dtype), recipe, lora_rank
     )
     if isinstance(source, (str, os.PathLike)):
         found = _of_profile(source, model_of, cost, batch_size)
-    elif hasattr(source, "save_to_disk") and hasattr(source, "column_names"):
+    elif saved.is_dataset(source):
         with TemporaryDirectory(prefix="dflop-") as folder:
-            path = _profiled(source, model_dir, Path(folder))
+            path, notices = saved.profile(source, model_dir, Path(folder))
+            for notice in notices:
+                _warn(notice)
             found = _of_profile(path, model_of, cost, batch_size)
     else:
         if model_profile is not None or model is not None:
@@ -202,41 +215,6 @@ def costs(
         if given is not None
     }
     return Costs(found._native.with_sizes(**sizes), num_extrapolated=found.num_extrapolated)
-
-
-def _profiled(dataset: Any, model_dir: str | os.PathLike[str] | None, folder: Path) -> Path:
-    """The data profile of a `datasets.Dataset`, made in a folder by the command line's own verb."""
-    if model_dir is None:
-        message = "`model_dir` is None, must be the directory of a model, whose processor decides the sizes"
-        raise ValueError(message)
-    dataset.save_to_disk(folder / "data")
-    directory = Path(model_dir).resolve()
-    model = {"dir": str(directory)}
-    if _has_no_rule(directory):
-        # Its own processor is asked.
-        model["family"] = PROCESSOR
-    config = {
-        "model": model,
-        "data": {"mixture": str(folder / "data")},
-        "cluster": {"num_ranks": 2, "device": "cpu"},
-        "train": {"global_batch_size": 2, "steps": 1},
-    }
-    (folder / "dflop.yaml").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "dflop", "profile", "data", "--config", str(folder / "dflop.yaml")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        message = f"the dataset cannot be profiled: {done.stderr.strip()}"
-        raise ProfileError(message)
-    return folder / "data_profile.parquet"
-
-
-def _has_no_rule(model_dir: Path) -> bool:
-    """Whether dflop lacks a shape rule for the model; what cannot be read is reported later."""
-    try:
-        family = json.loads((model_dir / "config.json").read_bytes()).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        return False
-    return isinstance(family, str) and not families().get(family, {}).get("data", False)
 
 
 def _of_source(
@@ -357,12 +335,13 @@ def _of_entries(source: Iterable[Any]) -> SampleCosts:
         return SampleCosts.of_list(entries)
     pair, shape = "a pair (encoder cost, LLM cost)", "a shape with `llm_tokens`"
     if not _is_shape(entries[0]):
-        message = f"sample 0 is {entries[0]!r}, must be {pair} or {shape}"
+        # In short: a record may hold a picture or a book.
+        message = f"sample 0 is {reprlib.repr(entries[0])}, must be {pair} or {shape}"
         raise ValueError(message)
     rows = array("Q")
     for index, entry in enumerate(entries):
         if not _is_shape(entry):
-            message = f"sample {index} is {entry!r}, must be {shape}, as sample 0 is"
+            message = f"sample {index} is {reprlib.repr(entry)}, must be {shape}, as sample 0 is"
             raise ValueError(message)
         rows.append(_tokens(index, "encoder_tokens", _encoder_tokens(entry)))
         rows.append(_tokens(index, "llm_tokens", _field(entry, "llm_tokens")))

@@ -69,7 +69,9 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
     """
     whole, decoder = _unwrapped(model), backbone_of(model)
     head = whole.get_output_embeddings() if hasattr(whole, "get_output_embeddings") else None
-    of_llm = {id(module) for module in decoder.modules()} | {id(head)}
+    # All below the head too: with adapters or a copy that trains it is a wrapper of peft.
+    parts = [part for part in (decoder, head) if part is not None]
+    of_llm = {id(module) for part in parts for module in part.modules()}
     share = _share_of_experts(decoder.config)
     if share < 1 and not any(_is_experts(module) for module in decoder.modules()):
         name = type(whole).__name__
@@ -108,10 +110,11 @@ class _Component:
     """The linear maps of encoder or LLM, in the order in which the model holds them."""
 
     def __init__(self, whole: nn.Module, is_part: Any, share: float) -> None:
+        replaced = _replaced(whole)
         self._maps = [
             (weight, count)
             for module in whole.modules()
-            if is_part(module)
+            if is_part(module) and id(module) not in replaced
             for weight, count in _maps(module, share)
         ]
 
@@ -143,6 +146,13 @@ def _maps(module: nn.Module, share: float) -> Iterator[tuple[torch.Tensor, float
         for weight in module.parameters(recurse=False):
             if weight.dim() == 3:
                 yield weight, weight.numel() * share
+
+
+def _replaced(whole: nn.Module) -> set[int]:
+    """Modules that compute nothing, as peft keeps them beside copies that train (`modules_to_save`)."""
+    wrappers = [module for module in whole.modules() if hasattr(module, "modules_to_save")]
+    originals = [getattr(wrapper, "original_module", None) for wrapper in wrappers]
+    return {id(module) for one in originals if isinstance(one, nn.Module) for module in one.modules()}
 
 
 def _is_experts(module: nn.Module) -> bool:
