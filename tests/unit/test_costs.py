@@ -242,6 +242,22 @@ def test_the_command_prints_what_schedule_reads(measured, capfd, tmp_path):
     assert "none.parquet" in capfd.readouterr().err
 
 
+def test_costs_are_written_as_schedule_and_advise_read_them(measured, capfd, tmp_path):
+    path = measured / "data_profile.parquet"
+    costs, table = dflop.costs(path, batch_size=4), tmp_path / "costs.csv"
+    costs.write_csv(table)
+    rows = list(csv.DictReader(table.open()))
+    assert [int(row["llm_ns"]) for row in rows] == list(costs.llm_ns)
+    assert [int(row["bytes"]) for row in rows] == list(costs.bytes)
+    answers = []
+    for further in (["--costs", str(table)], []):
+        assert run_cli(["dflop", "advise", str(path), "--num-ranks", "2", "--json", *further]) == (0, None)
+        answers.append(json.loads(capfd.readouterr().out)["ways"])
+    assert answers[0] == answers[1]
+    dflop.costs([(3, 4), (0, 5)]).write_csv(table)
+    assert table.read_text().split() == ["sample,encoder_ns,llm_ns", "0,3,4", "1,0,5"]
+
+
 def test_a_dataset_of_hugging_face_is_profiled(folder):
     """The real `datasets`: sizes are those that `dflop profile data` gives, in the dataset's own order."""
     datasets = pytest.importorskip("datasets")

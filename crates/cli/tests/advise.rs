@@ -166,6 +166,42 @@ fn what_trains_decides_what_samples_cost() {
 
 /// Equal samples: every way takes the bound, and the advice is to change nothing.
 #[test]
+fn costs_of_ones_own_are_simulated_as_those_of_a_model() {
+    let session = empty();
+    let sizes: Vec<(u32, u32)> = (0..256).map(|at| (at * 7 % 11, 30 + at * 37 % 400)).collect();
+    write_profile(&session, &sizes);
+    let said = session.dflop(&[&["costs", "--batch-size", "4"], &ESTIMATED[..]].concat());
+    let table = said.split("--- stdout\n").nth(1).unwrap().split("--- stderr").next().unwrap();
+    fs::write(session.path("costs.csv"), table).unwrap();
+    let given = answer(&session, &["--costs", "costs.csv"]);
+    let estimated = answer(&session, &ESTIMATED);
+    assert_eq!(given["ways"], estimated["ways"]);
+    assert_eq!(given["largest"], estimated["largest"]);
+    assert_eq!((&given["costs"], &given["is_estimated"]), (&"costs.csv".into(), &false.into()));
+    let said = screen(&session, &["--costs", "costs.csv"]);
+    assert!(said.contains("costs given: `costs.csv`, read as nanoseconds"), "{said}");
+    assert!(said.contains("simulated from given costs"), "{said}");
+    assert!(said.contains("cost=cost)"), "{said}");
+
+    let fewer: Vec<&str> = table.lines().take(200).collect();
+    fs::write(session.path("costs.csv"), fewer.join("\n")).unwrap();
+    let said = session.dflop(&["advise", "--costs", "costs.csv"]);
+    assert!(
+        said.contains(
+            "`costs.csv` has costs of 199 samples, the data profile has 256 samples, must be equal"
+        ),
+        "{said}"
+    );
+    let mut lines: Vec<&str> = table.lines().collect();
+    lines[1..].reverse();
+    fs::write(session.path("costs.csv"), lines.join("\n")).unwrap();
+    let said = session.dflop(&["advise", "--costs", "costs.csv"]);
+    assert!(said.contains("the data profile has text alone there, must be 0"), "{said}");
+    let said = session.dflop(&[&["advise", "--costs", "costs.csv"], &ESTIMATED[..]].concat());
+    assert!(said.contains("cannot be used with"), "{said}");
+}
+
+#[test]
 fn equal_samples_have_nothing_to_gain() {
     let session = empty();
     write_profile(&session, &[(2, 100); 64]);

@@ -5,6 +5,7 @@ source --> Costs(encoder_ns, llm_ns, tokens) --> BalancedBatchSampler, balance
 
 from __future__ import annotations
 
+import csv
 import inspect
 import os
 import reprlib
@@ -88,6 +89,25 @@ class Costs:
         """
         native = self._native.with_costs([(0, llm_ns) for llm_ns in self.llm_ns])
         return Costs(native, num_extrapolated=self.num_extrapolated)
+
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
+        """Writes a line for each sample, as `dflop advise --costs` and `dflop schedule --costs` read them.
+
+        Args:
+            path: The file; one that is there is replaced.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        columns = {"encoder_ns": self.encoder_ns, "llm_ns": self.llm_ns, "tokens": self.tokens}
+        held = {
+            name: column for name, column in (columns | {"bytes": self.bytes}).items() if column is not None
+        }
+        with Path(path).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["sample", *held])
+            positions = range(len(self)) if self.positions is None else self.positions
+            writer.writerows(zip(positions, *held.values(), strict=True))
 
     def __repr__(self) -> str:
         return f"Costs({len(self)} samples, {self.num_bad} bad, {self.num_extrapolated} extrapolated)"

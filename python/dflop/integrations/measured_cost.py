@@ -83,6 +83,16 @@ class MeasuredCost:
                 warnings.warn(message, stacklevel=2)
         return self.encoder.added_ns(encoder), self.llm.added_ns(llm)
 
+    def __str__(self) -> str:
+        parts = []
+        for name, curve in (("encoder", self.encoder), ("LLM", self.llm)):
+            of_most = curve.added_ns(curve.tokens_max) / max(curve.tokens_max, 1)
+            parts.append(
+                f"{name} {curve.token_ns / 1e3:.4g} us a token, {of_most / 1e3:.4g} us in a sample of "
+                f"{curve.tokens_max:,} (predicted from the others: {curve.error:.0%} off)"
+            )
+        return f"measured on {self.num_samples} samples: {'; '.join(parts)}"
+
 
 class _Sample(NamedTuple):
     """A sample to be measured."""
@@ -137,7 +147,7 @@ def measure_cost(
     Raises:
         ValueError: no LLM backbone that `get_decoder` finds, a model that is wrapped or on the `meta` device,
             gradients that are there already, no samples, or a loss without gradient.
-        torch.OutOfMemoryError: the largest sample does not fit; a note says how large it is.
+        torch.OutOfMemoryError: the largest sample does not fit; the message says how large it is.
     """
     if num_samples < 4 or repeats < 1:
         message = f"`num_samples` is {num_samples}, must be at least 4; `repeats` is {repeats}, at least 1"
@@ -165,11 +175,7 @@ def _has_others() -> bool:
 
 
 def _check(model: nn.Module) -> None:
-    """Whether it can be measured where it is.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """A ValueError if it cannot be measured as it is."""
     if isinstance(model, nn.parallel.DistributedDataParallel) or any(
         isinstance(parameter, DTensor) for parameter in model.parameters()
     ):
@@ -198,8 +204,8 @@ def _measured(
                 runs = [_run(model, batch, loss, device) for _ in range(1 + repeats)][1:]
             except torch.OutOfMemoryError as error:
                 size = f"{sample.encoder_tokens} encoder tokens and {sample.llm_tokens} LLM tokens"
-                error.add_note(f"sample {sample.position}, {size}; `data.llm_tokens_max` sets a limit")
-                raise
+                message = f"sample {sample.position} with {size}: {error}"
+                raise torch.OutOfMemoryError(message) from error
             measured.append(
                 _Times(
                     statistics.median(run.encoder_ns for run in runs),
@@ -269,7 +275,10 @@ def _run(model: nn.Module, batch: Mapping[str, Any], loss: Any, device: torch.de
 
     def begins(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal num_tokens
-        inputs = kwargs.get("inputs_embeds", kwargs.get("input_ids", args[0] if args else None))
+        read = [kwargs.get("inputs_embeds"), kwargs.get("input_ids"), *args[:1]]
+        inputs = next((tensor for tensor in read if tensor is not None), None)
+        if inputs is None:
+            return
         num_tokens = inputs.shape[:2].numel()
         marks.mark("llm")
         if inputs.requires_grad:
@@ -282,6 +291,11 @@ def _run(model: nn.Module, batch: Mapping[str, Any], loss: Any, device: torch.de
         value = loss(model, batch)
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             message = "the loss has no gradient: nothing of the model trains, or `loss` gives no tensor"
+            raise ValueError(message)
+        if num_tokens == 0:
+            message = (
+                "the LLM backbone was not run with `inputs_embeds` or `input_ids`: its time is not known"
+            )
             raise ValueError(message)
         value.backward()
         marks.mark("end")

@@ -1,7 +1,6 @@
 //! `dflop advise`: a dataset and a model, or a log of step times, in; one screen out.
 
-use super::advise_inputs::{Inputs, Survey, microbatches};
-use super::costs::model_of;
+use super::advise_inputs::{Basis, Inputs, Survey, microbatches};
 use super::counted;
 use crate::Failure;
 use crate::advice::code::{Code, quoted};
@@ -12,9 +11,7 @@ use crate::advice::ways::{Setup, Simulated, Way};
 use crate::args;
 use dflop_schedule::Meets;
 use dflop_types::number::{self, percent, whole_percent};
-use dflop_types::{
-    FAMILIES, ModelProfile, Recipe, SampleKind, Trained, printable, regular, statistics, thousands,
-};
+use dflop_types::{FAMILIES, Recipe, SampleKind, Trained, printable, regular, statistics, thousands};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -32,14 +29,14 @@ pub(super) fn run(arguments: &args::Advise) -> Result<(), Failure> {
         return of_log(path, arguments.json);
     }
     let inputs = Inputs::of(arguments)?;
-    let model = model_of(&arguments.source, &inputs.data, inputs.trained)?;
-    let survey = Survey::read(&inputs, &model, arguments)?;
+    let basis = Basis::of(arguments, &inputs)?;
+    let survey = Survey::read(&inputs, &basis, arguments)?;
     let all = survey.mixture.simulate(inputs.ranks, arguments.seed)?;
     let advised = Advised::new(&survey, &all, &inputs, arguments);
     if arguments.json {
-        outln!("{}", advised.as_json(&survey, &model, &all));
+        outln!("{}", advised.as_json(&survey, &basis, &all));
     } else {
-        advised.print(&survey, &model, &all);
+        advised.print(&survey, &basis, &all);
     }
     if survey.num_extrapolated > 0 {
         talk!("note: {} outside the sizes that were measured", counted(survey.num_extrapolated, "sample"));
@@ -85,7 +82,7 @@ impl Advised {
         let variance = work_ns.iter().map(|ns| (ns - mean).powi(2)).sum::<f64>() / work_ns.len() as f64;
         let code = Code {
             trainer: arguments.trainer,
-            costs: costs_arguments(&inputs.data, &arguments.source, inputs.trained),
+            costs: costs_arguments(&inputs.data, arguments, inputs.trained),
             batch_size: ranks.batch_size,
             accumulation: ranks.accumulation,
             meets: ranks.meets,
@@ -107,8 +104,8 @@ impl Advised {
         }
     }
 
-    fn print(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated]) {
-        for line in mixture_lines(survey, model, self.trained) {
+    fn print(&self, survey: &Survey, basis: &Basis, all: &[Simulated]) {
+        for line in mixture_lines(survey, basis, self.trained) {
             outln!("{line}");
         }
         let Setup { num_ranks, batch_size, accumulation, meets, is_padded } = self.ranks;
@@ -118,11 +115,11 @@ impl Advised {
             Meets::Phase => "ranks meet in each layer (FSDP, ZeRO-3)",
             _ => "ranks meet once a step (DDP, ZeRO-1, ZeRO-2)",
         };
-        let basis = if model.is_estimated { "estimated" } else { "measured" };
         let rows = if is_padded { ", rows padded" } else { "" };
         outln!("\n{num_ranks} ranks x {batch_size} samples{accumulated}, {layout}{rows}");
         outln!(
-            "simulated from {basis} costs: {} global batches; work bound {} a step, work divided evenly",
+            "simulated from {} costs: {} global batches; work bound {} a step, work divided evenly",
+            basis.kind(),
             thousands(survey.mixture.batches.len() as u64),
             number::ns(self.bound_ns as u64)
         );
@@ -221,7 +218,7 @@ impl Advised {
         )
     }
 
-    fn as_json(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated]) -> Value {
+    fn as_json(&self, survey: &Survey, basis: &Basis, all: &[Simulated]) -> Value {
         let Setup { num_ranks, batch_size, accumulation, meets, is_padded } = self.ranks;
         let ways: Vec<Value> = all
             .iter()
@@ -241,7 +238,8 @@ impl Advised {
             "num_samples": survey.kinds.iter().sum::<u64>(),
             "encoder_share": survey.encoder_share(),
             "is_simulated": true,
-            "is_estimated": model.is_estimated,
+            "is_estimated": basis.is_estimated(),
+            "costs": basis.file(),
             "trained": self.trained,
             "num_ranks": num_ranks,
             "batch_size": batch_size,
@@ -302,9 +300,14 @@ fn estimate(found: Estimate) -> Value {
 }
 
 /// The arguments of `dflop.costs` that give the costs simulated here.
-fn costs_arguments(data: &Path, source: &args::CostSource, trained: Trained) -> Vec<String> {
+fn costs_arguments(data: &Path, asked: &args::Advise, trained: Trained) -> Vec<String> {
     let path = |path: &Path| quoted(&path.to_string_lossy());
-    let mut arguments = vec![path(data)];
+    let (source, mut arguments) = (&asked.source, vec![path(data)]);
+    if asked.costs.is_some() {
+        // The function that the file was written by.
+        arguments.push("cost=cost".to_owned());
+        return arguments;
+    }
     if let Some(profile) = &source.model_profile {
         arguments.push(path(profile));
     }
@@ -328,7 +331,7 @@ fn costs_arguments(data: &Path, source: &args::CostSource, trained: Trained) -> 
 }
 
 /// The samples, their work, and where its times come from: three lines, or little more.
-fn mixture_lines(survey: &Survey, model: &ModelProfile, trained: Trained) -> Vec<String> {
+fn mixture_lines(survey: &Survey, basis: &Basis, trained: Trained) -> Vec<String> {
     let num_samples: u64 = survey.kinds.iter().sum();
     let share = |count: u64| whole_percent(count as f64 / num_samples.max(1) as f64);
     let kinds: Vec<String> = SampleKind::ALL
@@ -348,7 +351,6 @@ fn mixture_lines(survey: &Survey, model: &ModelProfile, trained: Trained) -> Vec
     };
     let first =
         format!("{}: {} ({})", printable(&survey.family), counted(num_samples, "sample"), kinds.join(", "));
-    let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
     let second = format!(
         "a sample: median {}, 95 % up to {}, largest {}{times}; encoder's part {}",
         number::ns(median as u64),
@@ -356,7 +358,7 @@ fn mixture_lines(survey: &Survey, model: &ModelProfile, trained: Trained) -> Vec
         number::ns(largest as u64),
         whole_percent(survey.encoder_share())
     );
-    let third = format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name));
+    let third = basis.line();
     let fourth = (!trained.is_all()).then(|| format!("trains: {trained}; the rest is frozen"));
     [first, second, third].iter().chain(&fourth).flat_map(|line| wrapped(line)).collect()
 }

@@ -1,19 +1,20 @@
 //! What `dflop advise` reads: the samples and their costs, and the global batches to simulate.
 
-use super::costs::trained_of;
+use super::cost_table::Table;
+use super::costs::{model_of, trained_of};
 use super::counted;
 use crate::Failure;
 use crate::advice::ways::{Mixture, Setup, units_ns};
 use crate::args::{self, RanksMeet};
 use crate::config::{self, Config};
-use crate::costs::{Take, notice_of_models, of_shapes};
+use crate::costs::{SampleTimes, Take, notice_of_models, of_shapes};
 use dflop_data::profile::check_whole;
 use dflop_data::table;
 use dflop_schedule::{Costs, Cut, Meets};
 use dflop_step::batches::GlobalBatches;
-use dflop_types::{ModelProfile, SampleKind, Tower, Trained, thousands};
+use dflop_types::{ModelProfile, SampleKind, Tower, Trained, printable, thousands};
 use std::collections::{BTreeSet, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Ranks and samples of a microbatch where nobody says.
 const NUM_RANKS: u32 = 8;
@@ -70,6 +71,57 @@ impl Inputs {
     }
 }
 
+/// Where the costs come from.
+pub(super) enum Basis {
+    Model(Box<ModelProfile>),
+    /// Given, a line for each sample.
+    File(PathBuf),
+}
+
+impl Basis {
+    pub(super) fn of(arguments: &args::Advise, inputs: &Inputs) -> Result<Self, Failure> {
+        if let Some(path) = &arguments.costs {
+            return Ok(Self::File(path.clone()));
+        }
+        let model = model_of(&arguments.source, &inputs.data, inputs.trained).map_err(|failure| {
+            let hint = failure.hint.map(|hint| format!("{hint}, or give costs of your own: `--costs FILE`"));
+            Failure { hint, ..failure }
+        })?;
+        Ok(Self::Model(Box::new(model)))
+    }
+
+    pub(super) fn is_estimated(&self) -> bool {
+        matches!(self, Self::Model(model) if model.is_estimated)
+    }
+
+    /// `measured`, `estimated` or `given`.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Model(model) if model.is_estimated => "estimated",
+            Self::Model(_) => "measured",
+            Self::File(_) => "given",
+        }
+    }
+
+    /// The file that was given.
+    pub(super) fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Model(_) => None,
+            Self::File(path) => Some(path),
+        }
+    }
+
+    /// Its line on the screen.
+    pub(super) fn line(&self) -> String {
+        let Self::Model(model) = self else {
+            let path = self.file().unwrap_or(Path::new("")).display().to_string();
+            return format!("costs given: `{}`, read as nanoseconds", printable(&path));
+        };
+        let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
+        format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name))
+    }
+}
+
 /// What the data profile says, and the global batches that are simulated.
 pub(super) struct Survey {
     pub(super) family: String,
@@ -84,11 +136,7 @@ pub(super) struct Survey {
 }
 
 impl Survey {
-    pub(super) fn read(
-        inputs: &Inputs,
-        model: &ModelProfile,
-        arguments: &args::Advise,
-    ) -> Result<Self, Failure> {
+    pub(super) fn read(inputs: &Inputs, basis: &Basis, arguments: &args::Advise) -> Result<Self, Failure> {
         let Inputs { data, ranks, trained } = inputs;
         let (header, num_samples) = table::header(data)?;
         check_whole(&header)?;
@@ -110,7 +158,10 @@ impl Survey {
             is_counted = true;
             Ok(0)
         };
-        let times = of_shapes(&mut visit, model, *trained, ranks.batch_size)?;
+        let times = match basis {
+            Basis::Model(model) => of_shapes(&mut visit, model, *trained, ranks.batch_size)?,
+            Basis::File(path) => given(&mut visit, path)?,
+        };
         let units = segments.iter().map(|(&at, segments)| {
             // A unit of one encoder takes another time than one of the other with as many tokens.
             let second_ns = times.second_encoder_ns[at as usize];
@@ -131,7 +182,11 @@ impl Survey {
         let work = |at: usize| u128::from(costs.encoder_ns[at]) + u128::from(costs.llm_ns[at]);
         let largest = (0..costs.num_samples()).rev().max_by_key(|&at| work(at)).unwrap_or(0);
         if work(largest) == 0 {
-            let hint = Some("measure the model again with `dflop profile model`".to_owned());
+            let hint = match basis.file() {
+                None => "measure the model again with `dflop profile model`".to_owned(),
+                Some(path) => format!("give costs above 0 in `{}`", path.display()),
+            };
+            let hint = Some(hint);
             return Err(Failure::new("no sample costs anything: 0 ns, must be above that".to_owned(), hint));
         }
         let row = table::rows(data)?.nth(largest).transpose()?.unwrap_or_default();
@@ -147,7 +202,10 @@ impl Survey {
         };
         mixture.costs.check(&cut, ranks.global_batch_size() as usize)?;
         let num_extrapolated = times.num_extrapolated;
-        let notice = notice_of_models(&header, model);
+        let notice = match basis {
+            Basis::Model(model) => notice_of_models(&header, model),
+            Basis::File(_) => None,
+        };
         let largest = (row.id, row.kind);
         Ok(Self { family: header.family, kinds, mixture, largest, num_extrapolated, notice })
     }
@@ -163,6 +221,48 @@ impl Survey {
         let encoder_ns = &self.mixture.costs.columns().encoder_ns;
         encoder_ns.iter().map(|&ns| ns as f64).sum::<f64>() / self.work_ns().iter().sum::<f64>()
     }
+}
+
+/// The costs in the file at `path`, of the samples that `visit` hands over.
+fn given(
+    visit: &mut dyn FnMut(&mut Take<'_>) -> Result<u64, Failure>,
+    path: &Path,
+) -> Result<SampleTimes, Failure> {
+    let Costs { encoder_ns, llm_ns, .. } = Table::read(path)?.costs;
+    let (mut tokens, mut is_text) = (Vec::new(), Vec::new());
+    visit(&mut |_, shape| {
+        tokens.push(u64::from(shape.llm_tokens));
+        is_text.push(shape.encoder_segments.is_empty());
+    })?;
+    if encoder_ns.len() != tokens.len() {
+        return Err(Failure::new(
+            format!(
+                "`{}` has costs of {}, the data profile has {}, must be equal",
+                path.display(),
+                counted(encoder_ns.len() as u64, "sample"),
+                counted(tokens.len() as u64, "sample")
+            ),
+            Some("write the costs anew from this data profile: `dflop.costs(...).write_csv(...)`".to_owned()),
+        ));
+    }
+    // Costs in another order would be seen here, mostly.
+    if let Some(at) = (0..tokens.len()).find(|&at| is_text[at] && encoder_ns[at] > 0) {
+        return Err(Failure::new(
+            format!(
+                "`{}`: sample {at} has `encoder_ns` {}, and the data profile has text alone there, must be 0",
+                path.display(),
+                encoder_ns[at]
+            ),
+            Some("give the costs in the order of the data profile".to_owned()),
+        ));
+    }
+    Ok(SampleTimes {
+        second_encoder_ns: vec![0; tokens.len()],
+        encoder_ns,
+        llm_ns,
+        tokens,
+        ..SampleTimes::default()
+    })
 }
 
 /// The global batches of the first steps, those of further epochs where one has too few; and how many an epoch has.

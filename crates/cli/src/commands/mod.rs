@@ -4,6 +4,7 @@ mod advise;
 mod advise_inputs;
 mod caveats;
 mod check;
+mod cost_table;
 mod costs;
 mod current;
 mod demo_data;

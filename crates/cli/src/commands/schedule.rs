@@ -1,10 +1,11 @@
 //! `dflop schedule`: costs in, an assignment out.
 
+use super::cost_table::Table;
 use super::counted;
 use crate::Failure;
 use crate::args;
-use dflop_schedule::{Assignment, BalanceError, Costs, EXACT_WORK, Limits};
-use dflop_types::{Hint, number, regular, thousands};
+use dflop_schedule::{Assignment, BalanceError, EXACT_WORK, Limits};
+use dflop_types::{Hint, number, thousands};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -12,9 +13,7 @@ use std::time::Instant;
 
 pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
     let path = arguments.costs.as_path();
-    let text = regular::read_to_string(path, super::INPUT_BYTES_MAX)
-        .map_err(|e| Failure::new(format!("cannot read `{}`: {e}", path.display()), None))?;
-    let table = Table::parse(path, &text)?;
+    let table = Table::read(path)?;
     let costs = &table.costs;
     check_sizes(path, "bytes", arguments.bucket_bytes_max, costs.bytes.as_ref())?;
     check_sizes(path, "tokens", arguments.bucket_tokens_max, costs.tokens.as_ref())?;
@@ -27,7 +26,8 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
         ..patient
     };
     let start = Instant::now();
-    let assignment = dflop_schedule::schedule(costs, &limits).map_err(|error| table.failure(path, &error))?;
+    let assignment =
+        dflop_schedule::schedule(costs, &limits).map_err(|error| failure(&table, path, &error))?;
     let elapsed_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
     let held = |sizes: &Option<Vec<u64>>| sizes.as_ref().map(|sizes| sums(sizes, &assignment));
     let (bytes, tokens) = (held(&costs.bytes), held(&costs.tokens));
@@ -111,119 +111,21 @@ fn check_sizes(path: &Path, unit: &str, cap: Option<u64>, sizes: Option<&Vec<u64
     ))
 }
 
-/// Line of a record, from 1: its position is that before the blank lines that are skipped.
-fn line_of(text: &str, position: &csv::Position) -> usize {
-    let rest = text.as_bytes().iter().skip(position.byte() as usize);
-    let skipped =
-        rest.take_while(|byte| matches!(byte, b'\r' | b'\n')).filter(|&&byte| byte == b'\n').count();
-    position.line() as usize + skipped
-}
-
-/// Bad cells shown; the number of all of them stands above.
-const SHOWN: usize = 10;
-
-/// The file of costs, and where each sample stands in it.
-struct Table {
-    costs: Costs,
-    /// Line of each sample, from 1.
-    lines: Vec<usize>,
-}
-
-impl Table {
-    /// The costs of a CSV with a header; every bad row is listed.
-    fn parse(path: &Path, text: &str) -> Result<Self, Failure> {
-        let malformed = |error: csv::Error| {
-            Failure::new(format!("`{}` is not a table of costs: {error}", path.display()), None)
-        };
-        let mut reader =
-            csv::ReaderBuilder::new().flexible(true).trim(csv::Trim::All).from_reader(text.as_bytes());
-        let columns = reader.headers().map_err(malformed)?.clone();
-        let is_twice = |name: &&str| columns.iter().filter(|column| column == name).count() > 1;
-        if let Some(name) = ["encoder_ns", "llm_ns", "bytes", "tokens"].iter().find(|name| is_twice(name)) {
-            return Err(Failure::new(
-                format!("`{}` has the column `{name}` more than once, must have it once", path.display()),
-                None,
-            ));
-        }
-        let position = |name: &str| columns.iter().position(|column| column == name);
-        let (Some(encoder), Some(llm)) = (position("encoder_ns"), position("llm_ns")) else {
-            return Err(Failure::new(
-                format!(
-                    "`{}` has the header `{}`, expected the columns encoder_ns,llm_ns[,bytes][,tokens]",
-                    path.display(),
-                    columns.iter().collect::<Vec<_>>().join(",")
-                ),
-                None,
-            ));
-        };
-        let (bytes, tokens) = (position("bytes"), position("tokens"));
-        let column = |position: Option<usize>| position.map(|_| Vec::new());
-        let mut costs = Costs { bytes: column(bytes), tokens: column(tokens), ..Costs::default() };
-        let mut numbers = Vec::new();
-        let mut problems = Vec::new();
-        for record in reader.records() {
-            let cells = record.map_err(malformed)?;
-            // A line of blanks alone.
-            if cells.len() == 1 && cells[0].is_empty() && columns.len() > 1 {
-                continue;
-            }
-            let line = cells.position().map_or(0, |position| line_of(text, position));
-            if cells.len() > columns.len() {
-                problems.push(format!(
-                    "line {line}: {} cells, the header has {}",
-                    cells.len(),
-                    columns.len()
-                ));
-            }
-            let mut cell = |name: &str, column: usize| match cells.get(column).map(str::parse::<u64>) {
-                Some(Ok(value)) => value,
-                found => {
-                    let shown =
-                        found.map_or_else(|| "missing".to_owned(), |_| format!("`{}`", &cells[column]));
-                    problems.push(format!("line {line}: {name}: {shown}, must be an integer from 0"));
-                    0
-                }
-            };
-            numbers.push(line);
-            costs.encoder_ns.push(cell("encoder_ns", encoder));
-            costs.llm_ns.push(cell("llm_ns", llm));
-            for (name, position, sizes) in
-                [("bytes", bytes, &mut costs.bytes), ("tokens", tokens, &mut costs.tokens)]
-            {
-                if let (Some(position), Some(sizes)) = (position, sizes) {
-                    sizes.push(cell(name, position));
-                }
-            }
-        }
-        if problems.is_empty() {
-            return Ok(Self { costs, lines: numbers });
-        }
-        let mut message = format!("`{}` has {}", path.display(), counted(problems.len() as u64, "bad cell"));
-        for problem in problems.iter().take(SHOWN) {
-            let _ = write!(message, "\n  {problem}");
-        }
-        if problems.len() > SHOWN {
-            let _ = write!(message, "\n  and {} more", problems.len() - SHOWN);
-        }
-        Err(Failure::new(message, None))
-    }
-
-    /// The scheduler's error in the words of the command line: a line of the file, and a flag to mend it with.
-    fn failure(&self, path: &Path, error: &BalanceError) -> Failure {
-        match error {
-            BalanceError::SampleOverCap { sample, unit, size, cap } => Failure::answer(
-                format!(
-                    "`{}` line {}: sample {sample} has {size} {unit}, `--bucket-{unit}-max` is {cap}",
-                    path.display(),
-                    self.lines[*sample]
-                ),
-                Some(format!("pass `--bucket-{unit}-max {size}` or more, or split or leave out this sample")),
+/// The scheduler's error in the words of the command line: a line of the file, and a flag to mend it with.
+fn failure(table: &Table, path: &Path, error: &BalanceError) -> Failure {
+    match error {
+        BalanceError::SampleOverCap { sample, unit, size, cap } => Failure::answer(
+            format!(
+                "`{}` line {}: sample {sample} has {size} {unit}, `--bucket-{unit}-max` is {cap}",
+                path.display(),
+                table.lines[*sample]
             ),
-            BalanceError::CapsInfeasible { unit, .. } | BalanceError::NoPacking { unit, .. } => {
-                let hint = format!("raise `--buckets` or `--bucket-{unit}-max`, or give fewer samples");
-                Failure::answer(error.to_string(), Some(hint))
-            }
-            _ => Failure::new(error.to_string(), error.hint()),
+            Some(format!("pass `--bucket-{unit}-max {size}` or more, or split or leave out this sample")),
+        ),
+        BalanceError::CapsInfeasible { unit, .. } | BalanceError::NoPacking { unit, .. } => {
+            let hint = format!("raise `--buckets` or `--bucket-{unit}-max`, or give fewer samples");
+            Failure::answer(error.to_string(), Some(hint))
         }
+        _ => Failure::new(error.to_string(), error.hint()),
     }
 }
