@@ -209,3 +209,40 @@ def test_the_loss_of_parts_is_the_loss_of_the_whole():
     torch.testing.assert_close(sum(parts), whole)
     shifted = token_loss(logits[:, :-1], labels[:, 1:], tokens, num_ranks=4, is_shifted=True)
     torch.testing.assert_close(shifted, 4 * whole)
+
+
+@pytest.mark.more
+def test_steps_of_lightning_that_are_not_whole_are_told():
+    """A step of other microbatches than its label tokens were counted of would have another gradient."""
+    pl = pytest.importorskip("lightning.pytorch")
+    import torch
+
+    from dflop.integrations.lightning import BalancedData
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.row = torch.nn.Parameter(torch.zeros(4))
+
+        def training_step(self, batch, batch_idx):
+            labels = torch.ones(len(batch["labels"]), 3, dtype=torch.long)
+            logits = self.row.expand(*labels.shape, 4)
+            return self.trainer.datamodule.token_loss(logits, labels, batch_idx)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def fit(**settings):
+        quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=1, logger=False, use_distributed_sampler=False, **quiet, **settings
+        )
+        data = [{"labels": torch.ones(3, dtype=torch.long)} for _ in range(12)]
+        trainer.fit(Module(), BalancedData(data, [(0, 1)] * 12, batch_size=1))
+
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+    with pytest.raises(ValueError, match="`accumulate_grad_batches` is 3, the loader was made for 1"):
+        fit(max_epochs=2, callbacks=[GradientAccumulationScheduler({0: 1, 1: 3})])
+    with pytest.warns(UserWarning, match="leaves 4 batches an epoch, no multiple of .* 3"):
+        fit(max_epochs=1, accumulate_grad_batches=3, limit_train_batches=4)

@@ -191,8 +191,12 @@ def test_no_bucket_passes_its_caps():
         BalancedBatchSampler(found, 4, max_tokens=50)
     with pytest.raises(ValueError, match="tokens in the fullest of 8 buckets, a bucket holds at most 60"):
         list(BalancedBatchSampler(found, 4, num_buckets=8, max_tokens=60))
-    with pytest.raises(ValueError, match="cannot keep `bucket_tokens_max` 60: `tokens` is missing"):
+    with pytest.raises(ValueError, match="cannot keep `max_tokens` 60: `tokens` is missing") as error:
         BalancedBatchSampler(shapes, 4, max_tokens=60)
+    assert error.value.__notes__ == ["give them with `dflop.costs(..., tokens=...)`"]
+    with pytest.raises(ValueError, match="a bucket holds at most 50") as error:
+        BalancedBatchSampler(found, 4, max_tokens=50)
+    assert "raise `max_tokens`, or" in error.value.__notes__[0]
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])

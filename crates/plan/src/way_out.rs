@@ -171,11 +171,16 @@ impl WayOut {
                 });
                 format!("{why}: leave out `{parts}`, and {fits}")
             }
-            Change::Ranks(num_ranks, ranks_per_node) => format!(
-                "give the cluster {} on nodes of {ranks_per_node}, or {}; on those ranks {fits}",
-                counted((*num_ranks).into(), "rank"),
-                outcome.more_memory()
-            ),
+            Change::Ranks(num_ranks, ranks_per_node) => {
+                // Where nothing says how many samples a step has, more ranks have more: the step is of as many as here.
+                let samples = (input.shapes.len() as u64).min(input.global_batch_size.into());
+                format!(
+                    "give the cluster {} on nodes of {ranks_per_node}, or {}; on those ranks, with {} a step, {fits}",
+                    counted((*num_ranks).into(), "rank"),
+                    outcome.more_memory(),
+                    counted(samples, "sample")
+                )
+            }
         }
     }
 }

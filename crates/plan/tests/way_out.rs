@@ -131,7 +131,10 @@ fn a_model_too_large_for_the_cluster_is_told_how_many_ranks_would_do() {
         // The fewest bytes of all rejections, and not those of the most frequent.
         let least = dflop_types::memory_size(least);
         assert!(
-            hint.contains(&format!(" ({least}) or more; on those ranks this plan fits, about ")),
+            hint.contains(&format!(
+                " ({least}) or more; on those ranks, with {} samples a step, this plan fits, about ",
+                input(&shapes, &profile, num_ranks).global_batch_size
+            )),
             "{hint} {least}"
         );
     }

@@ -9,8 +9,8 @@ use dflop_cli::Failure;
 use dflop_cli::costs::SampleTimes;
 use dflop_data::DataError;
 use dflop_data::records;
-use dflop_schedule::{Costs, Cut, DatasetCosts, of_tokens, scaled};
-use dflop_types::Recipe;
+use dflop_schedule::{BalanceError, Costs, Cut, DatasetCosts, of_tokens, scaled};
+use dflop_types::{Hint as _, Recipe};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -172,6 +172,18 @@ impl SampleCosts {
         };
         samples.into_iter().map(position).collect()
     }
+}
+
+/// An error of the sampler, whose caps are called `max_tokens` and `max_bytes` there.
+fn of_sampler(error: BalanceError) -> PyErr {
+    let as_called = |text: String| {
+        text.replace("bucket_tokens_max", "max_tokens").replace("bucket_bytes_max", "max_bytes")
+    };
+    let hint = match &error {
+        BalanceError::NoSizes { unit, .. } => Some(format!("give them with `dflop.costs(..., {unit}=...)`")),
+        _ => error.hint().map(as_called),
+    };
+    raise(Kind::Schedule, &as_called(error.to_string()), hint)
 }
 
 /// How a global batch is cut, as Python gives it: buckets, microbatches of a rank, `meets`, caps, seed, whether rows are padded.
@@ -389,20 +401,20 @@ impl SampleCosts {
     /// `ScheduleError` where a global batch of so many samples could not be cut.
     fn check(&self, py: Python<'_>, cut: GivenCut<'_>, num_samples: usize) -> PyResult<()> {
         let cut = self::cut(cut)?;
-        py.detach(|| self.costs.check(&cut, num_samples)).map_err(map(Kind::Schedule))
+        py.detach(|| self.costs.check(&cut, num_samples)).map_err(of_sampler)
     }
 
     /// Positions in the dataset of the samples of each bucket of the global batch of `samples`.
     fn buckets(&self, py: Python<'_>, samples: Vec<u32>, cut: GivenCut<'_>) -> PyResult<Vec<Vec<u64>>> {
         let cut = self::cut(cut)?;
-        let found = py.detach(|| self.costs.buckets(&samples, &cut)).map_err(map(Kind::Schedule))?;
+        let found = py.detach(|| self.costs.buckets(&samples, &cut)).map_err(of_sampler)?;
         Ok(found.into_iter().map(|bucket| self.positions_of(bucket)).collect())
     }
 
     /// How many of the first of `samples` fit one global batch.
     fn fitting(&self, py: Python<'_>, samples: Vec<u32>, cut: GivenCut<'_>) -> PyResult<usize> {
         let cut = self::cut(cut)?;
-        py.detach(|| self.costs.fitting(&samples, &cut)).map_err(map(Kind::Schedule))
+        py.detach(|| self.costs.fitting(&samples, &cut)).map_err(of_sampler)
     }
 
     /// Frozen: a copy is the same.

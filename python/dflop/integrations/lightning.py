@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +159,17 @@ class BalancedData(LightningDataModule):
         accumulation = int(trainer.accumulate_grad_batches)
         options = watched(self._of_loader, self._of_sampler.get("is_padded"), trainer.global_rank)
         self._loader = _Loader(self._dataset, self._sampler, accumulation, **options)
+        limit = trainer.limit_train_batches
+        num_batches = min(
+            len(self._loader), limit if isinstance(limit, int) else int(limit * len(self._loader))
+        )
+        if num_batches % accumulation and trainer.global_rank == 0:
+            warnings.warn(
+                f"`limit_train_batches` leaves {num_batches} batches an epoch, no multiple of "
+                f"`accumulate_grad_batches` {accumulation}: the last step has a part of its microbatches, "
+                "and its loss is divided by the label tokens of all",
+                stacklevel=2,
+            )
         return self._loader
 
     def num_label_tokens(self, batch_idx: int, *, is_shifted: bool = False) -> torch.Tensor:
@@ -175,12 +187,20 @@ class BalancedData(LightningDataModule):
 
         Raises:
             RuntimeError: no batch is being trained.
+            ValueError: `accumulate_grad_batches` changed since the loader was made.
         """
         if self._loader is None:
             message = (
                 "`num_label_tokens` is called before `train_dataloader`, must be called in `training_step`"
             )
             raise RuntimeError(message)
+        now: int = self.trainer.accumulate_grad_batches  # pyright: ignore[reportOptionalMemberAccess]
+        if now != self._loader.accumulation:
+            message = (
+                f"`accumulate_grad_batches` is {now}, the loader was made for {self._loader.accumulation}, "
+                "and its global batches have other samples: leave out `GradientAccumulationScheduler`"
+            )
+            raise ValueError(message)
         step = self._loader.step_of(batch_idx)
         if step.num_label_tokens is None:
             device = self.trainer.strategy.root_device  # pyright: ignore[reportOptionalMemberAccess]
