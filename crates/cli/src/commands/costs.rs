@@ -55,7 +55,8 @@ pub(super) fn model_of(
         _ => artifact::read(&beside).map_err(|error| {
             let is_missing = matches!(error, ArtifactError::Missing { .. });
             let failure = Failure::from(error);
-            let estimate = "or estimate: `--model NAME --hardware NAME`, of those that `dflop models` lists";
+            let estimate = "or estimate: `--model NAME --hardware NAME`, of those that `dflop models` lists; for a family that \
+                            it does not list, take `cost_of_parameters` of `dflop.integrations` in your trainer";
             let hint = failure.hint.map(|hint| if is_missing { format!("{hint}, {estimate}") } else { hint });
             Failure { hint, ..failure }
         }),
