@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -16,6 +17,7 @@ from PIL import Image
 from processor_more import MORE, REFUSED
 from processor_specs import KNOWN, OTHERS
 from shape_oracle import drawn_sizes
+from transformers.video_utils import VideoMetadata
 
 import dflop
 from dflop import ProfileError
@@ -35,6 +37,7 @@ QUESTION: dict[str, Any] = {
     "sample_fps": None,
 }
 PAGE = Path(__file__).resolve().parents[2] / "docs/data.md"
+CLIPS = Path(__file__).resolve().parents[2] / "fixtures/media"
 SOUNDS_S = (0.3, 1.1, 4.0, 11.7, 29.9, 30.0, 31.0, 44.2, 61.0)
 
 
@@ -167,6 +170,45 @@ def test_whole_samples_have_the_tokens_that_transformers_gives_them(profiled):
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("clip", ["made_mpeg4.mov", "made_vp8.webm"])
+@pytest.mark.parametrize("family", [name for name, (_, spec) in OTHERS.items() if "video" in spec["marks"]])
+def test_whole_samples_with_a_clip_and_an_image_have_the_tokens_of_transformers(family, clip, tmp_path):
+    """Of a clip with as many frames, of the size and rate that dflop reads in the file's header."""
+    processor = processor_specs.write(tmp_path / "model", family)
+    Image.new("RGB", (90, 50)).save(tmp_path / "0.png")
+    parts = [{"type": "image"}, {"type": "text", "text": "What?"}, {"type": "video"}]
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "That."}]}
+    turns = [{"role": "user", "content": parts}, answer]
+    sample = {"messages": turns, "images": ["0.png"], "videos": [str(CLIPS / clip)]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(sample) + "\n")
+    config, profile = tmp_path / "dflop.yaml", tmp_path / "profile.parquet"
+    config.write_text("model: {dir: model, family: transformers}\ndata: {mixture: data.jsonl}\n")
+    words = ["dflop", "profile", "data", "-c", str(config), "--out", str(profile)]
+    rule, asked = load("transformers", tmp_path / "model"), []
+
+    def heard(**question: Any) -> Any:
+        asked.append(question)
+        return rule.function(**question)
+
+    assert run_cli(words, dataclasses.replace(rule, function=heard)) == (0, None)
+    [read] = [question for question in asked if question["kind"] == "video"]
+    size = {name: read[name] for name in ("height", "width", "fps")}
+    frames = range(read["num_frames"])
+    metadata = VideoMetadata(
+        total_num_frames=len(frames), duration=read["duration_s"], frames_indices=list(frames), **size
+    )
+    theirs = processor(
+        text=[processor.apply_chat_template(turns, tokenize=False)],
+        images=[Image.open(tmp_path / "0.png")],
+        videos=[torch.zeros(len(frames), 3, read["height"], read["width"], dtype=torch.uint8)],
+        video_metadata=[metadata],
+        return_metadata=True,
+        return_tensors="pt",
+    )
+    assert Dataset(str(config), str(profile)).encode(0).input_ids == theirs["input_ids"][0].tolist()
+
+
+@pytest.mark.more
 def test_a_dataset_of_hugging_face_is_profiled_by_the_processor(tmp_path):
     datasets = pytest.importorskip("datasets")
     processor_specs.write(tmp_path / "model", "aya_vision")
@@ -204,7 +246,7 @@ def test_paligemma_has_the_tokens_of_a_text_and_its_suffix(tmp_path):
     assert ours.labels == theirs["labels"][0].tolist()
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("family", REFUSED)
 def test_what_a_rule_cannot_follow_is_refused_by_name(family, tmp_path):
     processor_specs.write(tmp_path, family, refused=True)
