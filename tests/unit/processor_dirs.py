@@ -69,13 +69,16 @@ def write(
     ids: dict[str, str],
     parts: dict[str, dict[str, Any]] | None = None,
     classes: dict[str, str] | None = None,
+    start: str = "",
+    chat_template: str | None = None,
     **own: Any,
 ) -> Any:
     """Writes a model directory with all files but the weights.
 
     `tokens` are special tokens, `named` those that the tokenizer knows by a name; `marks` is what the chat
     template writes for each kind, `ids` says which field of `config.json` is the id of which token; `parts` are
-    fields of the parts of the processor by their names, `classes` their classes; `own` those of the processor.
+    fields of the parts of the processor by their names, `classes` their classes; `own` those of the processor. `start` begins each text; `chat_template` takes the place of
+    the usual one.
     """
     tokenizer = byte_tokenizer(tokens, named or {})
     parts, classes = parts or {}, classes or {}
@@ -111,6 +114,7 @@ def write(
         made[name] = part(**parts.get(name, {}))
     known = inspect.signature(family.__init__).parameters
     assert not set(own) - set(known), (set(own) - set(known), list(known))
-    processor = family(**made, **own, chat_template=template(marks))
+    written = chat_template or start + template(marks)
+    processor = family(**made, **own, chat_template=written)
     processor.save_pretrained(folder)
     return processor

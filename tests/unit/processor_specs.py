@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import processor_dirs
+from processor_more import MORE, PALIGEMMA_TEMPLATE, REFUSED
 from tiny_families import TINY
 
 if TYPE_CHECKING:
@@ -48,6 +49,22 @@ _LLAVA = {
     "num_additional_image_tokens": 1,
 }
 _MEL = {"feature_extractor": {"feature_size": 8}}
+_OMNI = {
+    "tokens": [],
+    "named": {
+        **{f"{kind}_token": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")},
+        "vision_bos_token": "<|vision_start|>",
+        "vision_eos_token": "<|vision_end|>",
+        "audio_bos_token": "<|audio_start|>",
+        "audio_eos_token": "<|audio_end|>",
+    },
+    "marks": {
+        "image": "<|vision_start|><|image_pad|><|vision_end|>",
+        "video": "<|vision_start|><|video_pad|><|vision_end|>",
+        "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
+    },
+    "ids": {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")},
+}
 
 KNOWN: dict[str, dict[str, Any]] = {
     "qwen2_vl": _QWEN,
@@ -125,6 +142,14 @@ KNOWN: dict[str, dict[str, Any]] = {
         "marks": {"audio": "<sound>"},
         "ids": {"audio_token_id": "<sound>"},
         "parts": _MEL,
+    },
+    "qwen2_5_omni": {
+        **_OMNI,
+        "parts": {**_MEL, "image_processor": _PATCH, "video_processor": _PATCH},
+    },
+    "qwen3_omni_moe": {
+        **_OMNI,
+        "parts": {**_MEL, "image_processor": _PATCH, "video_processor": _PATCH},
     },
 }
 
@@ -228,27 +253,38 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "ids": {"image_token_id": "<image>", "video_token_id": "<video>"},
         },
     ),
-    # Its processor ends every text with a line break.
     "paligemma": (
-        {"vision_config": _SIGLIP, "text_config": {**_TEXT, "model_type": "gemma", "head_dim": 12}},
-        {**_IMAGE, "parts": {"image_processor": {**_SQUARE, "image_seq_length": 16}}},
+        {
+            "vision_config": _SIGLIP,
+            "text_config": {**_TEXT, "model_type": "gemma", "head_dim": 12, "vocab_size": 1_500},
+        },
+        {
+            **_IMAGE,
+            "parts": {"image_processor": {**_SQUARE, "image_seq_length": 16}},
+            "chat_template": PALIGEMMA_TEMPLATE,
+        },
     ),
+    **MORE,
 }
 
 
-def write(folder: Path, model_type: str) -> Any:
+def write(folder: Path, model_type: str, *, refused: bool = False) -> Any:
     """Writes the model directory of a family, without weights.
 
     Args:
         folder: to be made.
         model_type: of `KNOWN` or `OTHERS`.
+        refused: of `REFUSED`.
 
     Returns:
         The processor.
     """
-    config, spec = OTHERS[model_type] if model_type in OTHERS else (TINY[model_type], KNOWN[model_type])
+    if refused:
+        config, spec, _ = REFUSED[model_type]
+    else:
+        config, spec = OTHERS[model_type] if model_type in OTHERS else (TINY[model_type], KNOWN[model_type])
     config = copy.deepcopy(config)
-    if "audio_config" in config:
+    if "audio_config" in config and model_type in KNOWN:
         # That of a window of 30 s, which the processor makes.
         config["audio_config"] |= {"max_source_positions": 1_500, "num_mel_bins": 8}
     return processor_dirs.write(folder, model_type, config, **copy.deepcopy(spec))

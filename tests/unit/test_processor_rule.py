@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -10,9 +11,13 @@ from typing import Any
 
 import processor_specs
 import pytest
+import torch
+import transformers
 from PIL import Image
+from processor_more import MORE, REFUSED
 from processor_specs import KNOWN, OTHERS
 from shape_oracle import drawn_sizes
+from transformers.video_utils import VideoMetadata
 
 import dflop
 from dflop import ProfileError
@@ -32,6 +37,7 @@ QUESTION: dict[str, Any] = {
     "sample_fps": None,
 }
 PAGE = Path(__file__).resolve().parents[2] / "docs/data.md"
+CLIPS = Path(__file__).resolve().parents[2] / "fixtures/media"
 SOUNDS_S = (0.3, 1.1, 4.0, 11.7, 29.9, 30.0, 31.0, 44.2, 61.0)
 
 
@@ -55,7 +61,8 @@ def by_rust(folder: Path, question: dict[str, Any]) -> Any:
     """(segments, pieces) by our own rule; "refused" where it has none."""
     files = {name: folder / f"{name}.json" for name in ("config", "processor_config")}
     parts = json.loads(files["processor_config"].read_text())
-    own = parts.get("image_processor") or parts.get("feature_extractor") or {}
+    # In a model's directory both stand in `preprocessor_config.json`.
+    own = {**parts.get("feature_extractor", {}), **parts.get("image_processor", {})}
     texts = [files["config"].read_text(), json.dumps(own), json.dumps(parts.get("video_processor", {}))]
     asked = {name: value for name, value in question.items() if value is not None and name != "kind"}
     try:
@@ -114,7 +121,10 @@ def test_limits_of_frames_are_kept(family, tmp_path):
     assert kept >= 2
 
 
-@pytest.fixture(params=["aya_vision", "llama4", "ovis2", "video_llama_3"])
+_MORE = [pytest.param(family, marks=pytest.mark.more) for family in MORE if family != "mllama"]
+
+
+@pytest.fixture(params=["aya_vision", "llama4", "ovis2", "video_llama_3", "mllama", *_MORE])
 def profiled(request, tmp_path):
     """(processor, folder with the data profile, samples) of a family without a rule of ours."""
     processor = processor_specs.write(tmp_path / "model", request.param)
@@ -160,6 +170,45 @@ def test_whole_samples_have_the_tokens_that_transformers_gives_them(profiled):
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("clip", ["made_mpeg4.mov", "made_vp8.webm"])
+@pytest.mark.parametrize("family", [name for name, (_, spec) in OTHERS.items() if "video" in spec["marks"]])
+def test_whole_samples_with_a_clip_and_an_image_have_the_tokens_of_transformers(family, clip, tmp_path):
+    """Of a clip with as many frames, of the size and rate that dflop reads in the file's header."""
+    processor = processor_specs.write(tmp_path / "model", family)
+    Image.new("RGB", (90, 50)).save(tmp_path / "0.png")
+    parts = [{"type": "image"}, {"type": "text", "text": "What?"}, {"type": "video"}]
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "That."}]}
+    turns = [{"role": "user", "content": parts}, answer]
+    sample = {"messages": turns, "images": ["0.png"], "videos": [str(CLIPS / clip)]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(sample) + "\n")
+    config, profile = tmp_path / "dflop.yaml", tmp_path / "profile.parquet"
+    config.write_text("model: {dir: model, family: transformers}\ndata: {mixture: data.jsonl}\n")
+    words = ["dflop", "profile", "data", "-c", str(config), "--out", str(profile)]
+    rule, asked = load("transformers", tmp_path / "model"), []
+
+    def heard(**question: Any) -> Any:
+        asked.append(question)
+        return rule.function(**question)
+
+    assert run_cli(words, dataclasses.replace(rule, function=heard)) == (0, None)
+    [read] = [question for question in asked if question["kind"] == "video"]
+    size = {name: read[name] for name in ("height", "width", "fps")}
+    frames = range(read["num_frames"])
+    metadata = VideoMetadata(
+        total_num_frames=len(frames), duration=read["duration_s"], frames_indices=list(frames), **size
+    )
+    theirs = processor(
+        text=[processor.apply_chat_template(turns, tokenize=False)],
+        images=[Image.open(tmp_path / "0.png")],
+        videos=[torch.zeros(len(frames), 3, read["height"], read["width"], dtype=torch.uint8)],
+        video_metadata=[metadata],
+        return_metadata=True,
+        return_tensors="pt",
+    )
+    assert Dataset(str(config), str(profile)).encode(0).input_ids == theirs["input_ids"][0].tolist()
+
+
+@pytest.mark.more
 def test_a_dataset_of_hugging_face_is_profiled_by_the_processor(tmp_path):
     datasets = pytest.importorskip("datasets")
     processor_specs.write(tmp_path / "model", "aya_vision")
@@ -179,11 +228,75 @@ def test_a_model_that_is_only_named_has_no_processor(tmp_path, capfd):
     assert expected in capfd.readouterr().err
 
 
-def test_a_processor_that_changes_the_text_around_media_is_refused(tmp_path):
-    processor_specs.write(tmp_path, "paligemma")
-    with pytest.raises(ProfileError, match="PaliGemmaProcessor changes a text besides its media") as error:
+def test_paligemma_has_the_tokens_of_a_text_and_its_suffix(tmp_path):
+    """Ids and labels of a question and its answer, by the template of the page."""
+    processor = processor_specs.write(tmp_path / "model", "paligemma")
+    assert processor_specs.PALIGEMMA_TEMPLATE.replace("\n", "\\n") in PAGE.read_text()
+    Image.new("RGB", (90, 50)).save(tmp_path / "0.png")
+    turns = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A word."}]
+    (tmp_path / "data.jsonl").write_text(json.dumps({"messages": turns, "images": ["0.png"]}) + "\n")
+    config, profile = tmp_path / "dflop.yaml", tmp_path / "profile.parquet"
+    config.write_text("model: {dir: model, family: transformers}\ndata: {mixture: data.jsonl}\n")
+    words = ["dflop", "profile", "data", "-c", str(config), "--out", str(profile)]
+    assert run_cli(words, load("transformers", tmp_path / "model")) == (0, None)
+    image = Image.open(tmp_path / "0.png")
+    theirs = processor(images=image, text="<image>What is it?", suffix="A word.", return_tensors="pt")
+    ours = Dataset(str(config), str(profile)).encode(0)
+    assert ours.input_ids == theirs["input_ids"][0].tolist()
+    assert ours.labels == theirs["labels"][0].tolist()
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_a_rule_cannot_follow_is_refused_by_name(family, tmp_path):
+    processor_specs.write(tmp_path, family, refused=True)
+    with pytest.raises(ProfileError, match=re.escape(REFUSED[family][2])) as error:
         ProcessorRule(tmp_path)
     assert "CONTRIBUTING.md" in error.value.__notes__[0]
+
+
+def first_layer(family: str, config: Any, kind: str, tensors: Any) -> int:
+    """Tokens that enter the first layer of Hugging Face's encoder."""
+    if family == "mllama":
+        encoder = transformers.models.mllama.modeling_mllama.MllamaVisionModel(config.vision_config)
+        layers = encoder.transformer.layers
+        arguments = [tensors[name] for name in ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")]
+    elif family == "molmo2":
+        encoder = transformers.models.molmo2.modeling_molmo2.Molmo2VisionModel(config.vision_config)
+        layers, arguments = encoder.layers, [tensors["pixel_values"]]
+    elif kind == "image":
+        module = transformers.models.phi4_multimodal.modeling_phi4_multimodal
+        encoder = module.Phi4MultimodalVisionModel(config.vision_config)
+        pixels, mask = tensors["image_pixel_values"], tensors["image_attention_mask"]
+        layers, arguments = encoder.encoder.layers, [pixels.flatten(0, 1), mask.flatten(0, 1).bool()]
+    else:
+        module = transformers.models.phi4_multimodal.modeling_phi4_multimodal
+        encoder = module.Phi4MultimodalAudioModel(config.audio_config).eval()
+        layers, arguments = encoder.encoders, [tensors["audio_input_features"], None]
+    seen: list[int] = []
+
+    def listen(_: Any, inputs: Any, named: Any) -> None:
+        seen.append(next(iter([*inputs, *named.values()])).shape[:-1].numel())
+
+    layers[0].register_forward_pre_hook(listen, with_kwargs=True)
+    with torch.no_grad():
+        encoder(*arguments)
+    return seen[0]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("family", ["mllama", "molmo2", "phi4_multimodal"])
+def test_the_encoder_of_hugging_face_reads_as_many_tokens(family, tmp_path):
+    processor_specs.write(tmp_path, family)
+    rule = ProcessorRule(tmp_path)
+    sizes = [{"kind": "image", "num_images": 1, "height": h, "width": w} for h, w in ((90, 50), (300, 700))]
+    if "audio" in rule.marks:
+        sizes += [{"kind": "audio", "sample_rate": 16_000, "duration_s": seconds} for seconds in (3.1, 41.3)]
+    for size in sizes:
+        question = {**QUESTION, **size}
+        tensors = rule._ask(size["kind"], question, 1).tensors
+        found = sum(count * tokens for count, tokens in rule(**question)["segments"])
+        assert found == first_layer(family, rule.config, size["kind"], tensors), size
 
 
 def test_a_directory_without_a_processor_says_so(tmp_path):

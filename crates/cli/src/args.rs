@@ -95,6 +95,10 @@ pub(crate) struct DemoData {
 ///
 /// Each number has its source. `--write` writes the configuration files of one model, which can serve as `model.dir` for
 /// planning. It writes no weights and no tokenizer.
+///
+/// Data of any other family of transformers is measured with `family: transformers` below `model:` in dflop.yaml. Such a model
+/// trains in a trainer of your own, by the sampler lines of `dflop.integrations` with `measure_cost` or
+/// `cost_of_parameters`.
 #[derive(Debug, Args)]
 pub(crate) struct Models {
     /// Print JSON

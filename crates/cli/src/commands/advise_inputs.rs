@@ -84,7 +84,8 @@ impl Basis {
             return Ok(Self::File(path.clone()));
         }
         let model = model_of(&arguments.source, &inputs.data, inputs.trained).map_err(|failure| {
-            let hint = failure.hint.map(|hint| format!("{hint}, or give costs of your own: `--costs FILE`"));
+            let hint =
+                failure.hint.map(|hint| format!("{hint}; costs of your own are given by `--costs FILE`"));
             Failure { hint, ..failure }
         })?;
         Ok(Self::Model(Box::new(model)))

@@ -55,7 +55,8 @@ pub(super) fn model_of(
         _ => artifact::read(&beside).map_err(|error| {
             let is_missing = matches!(error, ArtifactError::Missing { .. });
             let failure = Failure::from(error);
-            let estimate = "or estimate: `--model NAME --hardware NAME`, of those that `dflop models` lists";
+            let estimate = "or estimate: `--model NAME --hardware NAME`, of those that `dflop models` lists; a family that \
+                            it does not list is timed by `measure_cost` of `dflop.integrations`";
             let hint = failure.hint.map(|hint| if is_missing { format!("{hint}, {estimate}") } else { hint });
             Failure { hint, ..failure }
         }),

@@ -79,6 +79,10 @@ fn print_families() {
     outln!("  data: `dflop profile data`; estimate: `dflop profile model --estimate`;");
     outln!("  measure: `dflop profile model`; train: `dflop train`;");
     outln!("  share: `balance_encoder`, in a trainer of your own");
+    outln!(
+        "data of any other family of transformers: `model.family: transformers` (docs/data.md); it trains in a"
+    );
+    outln!("  trainer of your own: sampler lines and `measure_cost` of `dflop.integrations`");
 }
 
 fn family(family: &FamilyRecord) -> serde_json::Value {

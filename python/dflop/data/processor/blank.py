@@ -18,6 +18,10 @@ _NUMBER_BYTES = 4
 _CHANNELS = 3
 
 
+class AllFrames(list[int]):
+    """Positions of all frames of a file: what a reader of videos says before a processor chooses."""
+
+
 def image(height: int, width: int) -> Any:
     """A black picture, as PIL has it: what `apply_chat_template` gives to a processor.
 
@@ -58,7 +62,13 @@ def video(question: Mapping[str, Any]) -> tuple[Any, Any]:
     if seconds is None and fps:
         seconds = frames / fps
     metadata = VideoMetadata(
-        total_num_frames=frames, fps=fps, width=width, height=height, duration=seconds, video_backend="dflop"
+        total_num_frames=frames,
+        fps=fps,
+        width=width,
+        height=height,
+        duration=seconds,
+        video_backend="dflop",
+        frames_indices=AllFrames(range(frames)),
     )
     return blank, metadata
 

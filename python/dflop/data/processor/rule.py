@@ -6,38 +6,31 @@ model directory -> AutoProcessor -> ProcessorRule(kind, sizes) -> blank medium -
 
 from __future__ import annotations
 
-import hashlib
+import inspect
+import itertools
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflop._native import ProfileError
-from dflop.data.processor import blank, expansion, layout
+from dflop.data.processor import blank, expansion, files, layout
 from dflop.models.errors import hinted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_FILES = (
-    "config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "feature_extractor_config.json",
-)
 _PARTS = {
     "image": ("image_processor",),
     "video": ("video_processor",),
     "audio": ("audio_processor", "feature_extractor"),
 }
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
-_OWN_RULE = "write a function for the family, and name it in `model.family` (CONTRIBUTING.md)"
 
 _TRIAL = {
     "height": 96,
     "width": 144,
     "num_images": 1,
-    "num_frames": 8,
     "fps": 2.0,
     "duration_s": 4.0,
     "sample_rate": 16_000,
@@ -45,6 +38,9 @@ _TRIAL = {
     "sample_fps": None,
 }
 """What a rule is tried with before it is used."""
+_TRIAL_FRAMES = (8, 64)
+"""Frames of a clip that it is tried with; some processors refuse short ones."""
+_QUESTION, _REPLY = "What is it?", "That."
 
 
 class _Answer(NamedTuple):
@@ -83,17 +79,28 @@ class ProcessorRule:
                 processor cannot be asked.
         """
         self.directory = Path(directory)
-        self.config, self.processor = _loaded(self.directory)
+        self.config, self.processor = files.load(self.directory)
         self.tokenizer: Any = self.processor.tokenizer
+        self._patch_size: Any = getattr(self.processor, "patch_size", None)
+        self._has_suffix = "suffix" in inspect.signature(type(self.processor).__call__).parameters
         self._lock = threading.Lock()
         self._faults: dict[str, str] = {}
         self._features: dict[str, tuple[str, int]] = {}
+        self._trials: dict[str, dict[str, Any]] = {}
+        self._around: dict[str, tuple[str, str]] = dict.fromkeys(_PARTS, ("", ""))
         self.marks: dict[str, tuple[str, str]] = {}
         """(placeholder, feature token) of each kind that the processor reads."""
+        if (kind := files.two_texts(self.config)) is not None:
+            why = f"`{kind}` has an encoder and a decoder of text, what its LLM reads is not one text"
+            raise self._unusable(why)
         for kind in _PARTS:
             if (placeholder := self._placeholder(kind)) is not None:
                 self.marks[kind] = (placeholder, placeholder)
-                self._try(kind)
+                for num_frames in _TRIAL_FRAMES if kind == "video" else (0,):
+                    self._trials[kind] = {"kind": kind, **_TRIAL, "num_frames": num_frames}
+                    if self._passes(kind):
+                        break
+        self._try_pairs()
         if not self.marks or len(self._faults) == len(self.marks):
             why = "; ".join(self._faults.values()) or f"{self._class} has no token for a medium"
             raise self._unusable(why)
@@ -108,14 +115,7 @@ class ProcessorRule:
         Returns:
             For example `AyaVisionProcessor of transformers 5.23.0, sha256:..`.
         """
-        import transformers
-
-        digest = hashlib.sha256()
-        for name in _FILES:
-            path = self.directory / name
-            text = path.read_bytes() if path.is_file() else b""
-            digest.update(f"{name} {len(text)}\n".encode() + text)
-        return f"{self._class} of transformers {transformers.__version__}, sha256:{digest.hexdigest()}"
+        return files.version(self.directory, self._class)
 
     def __call__(self, **question: Any) -> dict[str, Any]:
         """The shape of a medium.
@@ -143,7 +143,7 @@ class ProcessorRule:
         kind = question["kind"]
         count = max(question["num_images"], 1) if kind == "image" else 1
         answer = self._ask(kind, question, count)
-        segments = layout.segments(kind, answer.tensors, self.config, count)
+        segments = self._segments(question, answer, count)
         pieces = expansion.pieces_of(answer.written, self._features[kind][0])
         found: dict[str, Any] = {"segments": segments, "pieces": pieces}
         if kind == "video":
@@ -153,36 +153,49 @@ class ProcessorRule:
     def _ask(self, kind: str, question: Mapping[str, Any], count: int) -> _Answer:
         """Calls the processor with `count` equal media."""
         media, keywords = self._medium(kind, question)
-        text = expansion.asking(self.marks[kind][0], count)
+        before, after = self._around[kind]
+        text = expansion.asking(f"{before}{self.marks[kind][0]}{after}", count)
         frames: list[int] = []
         if kind == "video":
             call, frames = self._of_clip(text, question, media)
         else:
-            call = self._called(text, kind, [media] * count, keywords)
-        written = expansion.between(call.words, count)
+            call = self._called(text, {_ARGUMENTS[kind]: [media] * count}, keywords)
+        written = [
+            one.removeprefix(before).removesuffix(after) for one in expansion.between(call.words, count)
+        ]
         if any(one != written[0] for one in written[1:]):
-            message = f"it writes other words for the second of {count} equal {kind}s than for the first"
-            raise RuntimeError(message)
+            message = (
+                f"{self._class} of transformers writes other words for the second of {count} equal {kind}s "
+                "than for the first, which a shape rule cannot follow"
+            )
+            raise ValueError(message)
         ids = [int(token) for token in call.output["input_ids"][0]]
         feature = self._features.get(kind) or self._feature(kind, written[0], ids)
         if feature[0] not in written[0]:
             message = f"{self._class} of transformers makes no feature of it"
             raise ValueError(message)
         self._features[kind] = feature
-        if kind == "audio":
-            self._check_whole(media, call.output)
         expansion.check_tokens(self.tokenizer, call.asked_with, call.words, ids, feature)
         tensors = {k: tensor for k, tensor in call.output.items() if k not in ("input_ids", "attention_mask")}
         return _Answer(written[0], tensors, frames)
 
+    def _segments(self, question: Mapping[str, Any], answer: _Answer, count: int) -> list[tuple[int, int]]:
+        """What the encoder reads of one of `count` equal media."""
+        kind = question["kind"]
+        found = layout.segments(kind, answer.tensors, self.config, count, self._patch_size)
+        if kind == "audio":
+            self._check_whole(self._medium(kind, question)[0], answer.tensors)
+        return found
+
     def _check_whole(self, samples: Any, output: Mapping[str, Any]) -> None:
         """Refuses a sound that the processor cuts off, as extractors of one window do without a word."""
-        features, hop = output.get("input_features"), int(getattr(self._part("audio"), "hop_length", 0))
-        if features is None or not hop:
+        part, features = self._part("audio"), output.get("input_features")
+        hop, mels = int(getattr(part, "hop_length", 0)), getattr(part, "feature_size", None)
+        if features is None or not hop or mels not in features.shape[1:]:
             return
-        heard = features.shape[0] * features.shape[-1] * hop
+        heard = features.numel() // mels * hop
         if heard + hop <= len(samples):
-            rate = int(self._part("audio").sampling_rate)
+            rate = int(part.sampling_rate)
             message = f"{self._class} of transformers reads {heard / rate:g} s and cuts off the rest"
             raise ValueError(message)
 
@@ -206,7 +219,7 @@ class ProcessorRule:
     def _of_frames(
         self, text: str, question: Mapping[str, Any], video: Any, keywords: Mapping[str, Any]
     ) -> tuple[_Call, list[int]]:
-        call = self._called(text, "video", [video], keywords)
+        call = self._called(text, {"videos": [video]}, keywords)
         default = getattr(self._part("video"), "do_sample_frames", False)
         is_sampled = bool(keywords.get("do_sample_frames", default))
         frames = _frames(call.output, question, is_sampled=is_sampled)
@@ -238,13 +251,11 @@ class ProcessorRule:
             return {**keywords, "num_frames": limit, "do_sample_frames": True}
         return keywords if fps is None else {**keywords, "fps": fps, "do_sample_frames": True}
 
-    def _called(self, text: str, kind: str, media: list[Any], keywords: Mapping[str, Any]) -> _Call:
+    def _called(self, text: str, media: Mapping[str, list[Any]], keywords: Mapping[str, Any]) -> _Call:
         """Calls the processor with a text and its media."""
         with expansion.heard(self.tokenizer) as calls:
             try:
-                output = self.processor(
-                    text=[text], **{_ARGUMENTS[kind]: media}, return_tensors="pt", **keywords
-                )
+                output = self.processor(text=[text], **media, return_tensors="pt", **keywords)
             except Exception as error:
                 cause = f"{type(error).__name__}: {error}"
                 message = f"{self._class} of transformers refuses it by {cause}"
@@ -265,7 +276,7 @@ class ProcessorRule:
         """What stands for a medium in the text that the processor takes; None where it reads none."""
         if self._part(kind) is None:
             return None
-        for name in (f"{kind}_token", "boi_token" if kind == "image" else ""):
+        for name in (f"{kind}_placeholder_token", f"{kind}_token", "boi_token" if kind == "image" else ""):
             token = getattr(self.processor, name, None) if name else None
             if token is not None and str(token):
                 return str(token)
@@ -282,6 +293,7 @@ class ProcessorRule:
                 token = self.tokenizer.convert_ids_to_tokens(token_id)
                 candidates[name] = token
                 if isinstance(token, str) and token in written:
+                    self._check_most(kind, token, ids)
                     return token, token_id
         message = (
             f"none of `{kind}_token_id`, `{kind}_token_index` and `image_token_id` of config.json is a token "
@@ -289,78 +301,164 @@ class ProcessorRule:
         )
         raise RuntimeError(message)
 
-    def _try(self, kind: str) -> None:
+    def _check_most(self, kind: str, token: str, ids: list[int]) -> None:
+        """Refuses a token of features where another special token stands there more often."""
+        special = Counter(ids[at] for at in range(len(ids)) if ids[at] in self.tokenizer.added_tokens_decoder)
+        [(most, times)] = special.most_common(1)
+        found = special[self.tokenizer.convert_tokens_to_ids(token)]
+        if times > max(found, 2):
+            other = self.tokenizer.convert_ids_to_tokens(most)
+            message = (
+                f"`{token}` is the token of a feature by config.json, but for {kind} it writes `{other}` "
+                f"{times} times and `{token}` {found} times: the ids of config.json do not fit the tokenizer"
+            )
+            raise RuntimeError(message)
+
+    def _passes(self, kind: str) -> bool:
         """Asks for a small medium, alone and in a conversation; keeps why that fails."""
-        question = {"kind": kind, **_TRIAL}
-        if kind != "video":
-            question["num_frames"] = 0
+        question = self._trials[kind]
         try:
-            answer = self._ask(kind, question, 1)
-            layout.segments(kind, answer.tensors, self.config, 1)
+            answer = self._ask_first(kind, question)
+            self._segments(question, answer, 1)
             self.marks[kind] = (self.marks[kind][0], self._features[kind][0])
             self._check_conversation(kind, question, answer)
+            self._check_neighbours(kind, question, answer)
         except (layout.UnknownLayoutError, RuntimeError, ValueError) as error:
             self._faults[kind] = f"{kind}: {error}"
+            return False
+        self._faults.pop(kind, None)
+        return True
+
+    def _ask_first(self, kind: str, question: Mapping[str, Any]) -> _Answer:
+        """Asks for one medium; between its tokens where the processor wants it so."""
+        try:
+            return self._ask(kind, question, 1)
+        except ValueError:
+            tokens = [getattr(self.processor, f"{kind}_{place}_token", None) for place in ("start", "end")]
+            if not all(isinstance(token, str) for token in tokens):
+                raise
+            self._around[kind] = (str(tokens[0]), str(tokens[1]))
+            return self._ask(kind, question, 1)
 
     def _check_conversation(self, kind: str, question: Mapping[str, Any], answer: _Answer) -> None:
         """Checks that the processor writes nothing else into a text than what stands for a medium."""
         placeholder = self.marks[kind][0]
-        text = self._rendered(kind) or f"{placeholder}What is it?"
-        if text.count(placeholder) != 1:
+        if self._has_suffix:
+            self._check_suffix(kind, question, answer)
             return
-        media, keywords = self._medium(kind, question)
-        words = self._called(text, kind, [media], keywords).words
-        if words != (ours := text.replace(placeholder, answer.written)):
+        before, after = self._around[kind]
+        text = self._rendered(kind, _QUESTION) or f"{before}{placeholder}{after}{_QUESTION}"
+        if text.count(placeholder) == 1:
+            self._compare(kind, question, text, text.replace(placeholder, answer.written))
+
+    def _check_suffix(self, kind: str, question: Mapping[str, Any], answer: _Answer) -> None:
+        """Checks that the chat template writes what the processor makes of a text and its suffix."""
+        placeholder = self.marks[kind][0]
+        text = self._rendered(kind, _QUESTION, _REPLY)
+        if text is None or text.count(placeholder) != 1:
+            message = (
+                f"{self._class} takes a text and the answer as its `suffix`, so the model needs a chat "
+                f"template that writes `{placeholder}` once for {kind}, then the text as the processor has "
+                "it, the answer and the end (docs/data.md has one)"
+            )
+            raise RuntimeError(message)
+        self._compare(
+            kind,
+            question,
+            f"{placeholder}{_QUESTION}",
+            text.replace(placeholder, answer.written),
+            suffix=[_REPLY],
+        )
+
+    def _check_neighbours(self, kind: str, question: Mapping[str, Any], answer: _Answer) -> None:
+        """Checks that what stands for a medium does not depend on what stands beside it."""
+        placeholder, start = self.marks[kind][0], self.tokenizer.bos_token or self.tokenizer.eos_token or ""
+        end = self.tokenizer.eos_token or "."
+        if self._has_suffix:
+            # Its media stand at the beginning.
+            return
+        for count in (1, 2):
+            try:
+                self._ask(kind, question, count)
+            except (RuntimeError, ValueError):
+                # It takes one in a text, or names the second otherwise: a sample with more is refused then.
+                continue
+            text = f"{start}{placeholder.join(self._around[kind]) * count}{end}"
+            self._compare(kind, question, text, text.replace(placeholder, answer.written), count)
+
+    def _try_pairs(self) -> None:
+        """Checks media of two kinds in a text: some processors number all of them together."""
+        kinds = [kind for kind in self.marks if kind not in self._faults]
+        for first, second in itertools.permutations(kinds, 2):
+            asked, media, keywords, written = "", {}, {}, ""
+            for kind in (first, second):
+                question = self._trials[kind]
+                medium, more = self._medium(kind, question)
+                media[_ARGUMENTS[kind]] = [medium]
+                keywords |= more
+                asked += self.marks[kind][0].join(self._around[kind])
+                one = self._ask(kind, question, 1).written
+                written += one.join(self._around[kind])
+            start = self.tokenizer.bos_token or self.tokenizer.eos_token or ""
+            try:
+                words = self._called(start + asked, media, keywords).words
+            except ValueError:
+                # It does not take both, and a trainer gets the same error.
+                continue
+            if words != start + written:
+                self._faults[second] = (
+                    f"{second}: beside {first} {self._class} writes other words for it than alone"
+                )
+
+    def _compare(  # noqa: PLR0913 - what is asked, and what must come
+        self,
+        kind: str,
+        question: Mapping[str, Any],
+        text: str,
+        ours: str,
+        count: int = 1,
+        **more: Any,
+    ) -> None:
+        """Checks that the processor makes `ours` of a text with `count` media."""
+        medium, keywords = self._medium(kind, question)
+        call = self._called(text, {_ARGUMENTS[kind]: [medium] * count}, {**keywords, **more})
+        words = call.words + "".join(call.asked_with.get("text_pair") or [])
+        if words != ours:
             at = next((k for k, (a, b) in enumerate(zip(words, ours, strict=False)) if a != b), len(ours))
+            start = self.tokenizer.bos_token or self.tokenizer.eos_token or ""
+            if words == start + ours:
+                message = (
+                    f"{self._class} puts `{start}` before a text that does not begin with it: the model "
+                    "needs a chat template that begins with it, in `data.chat_template`"
+                )
+                raise RuntimeError(message)
             message = (
                 f"{self._class} changes a text besides its media, which dflop does not follow: at character "
                 f"{at} it has {words[at : at + 20]!r}, must have {ours[at : at + 20]!r}"
             )
             raise RuntimeError(message)
 
-    def _rendered(self, kind: str) -> str | None:
+    def _rendered(self, kind: str, question: str, reply: str | None = None) -> str | None:
         """A question as the model's chat template writes it; None where it has none for such a medium."""
-        content = [{"type": kind}, {"type": "text", "text": "What is it?"}]
+        content = [{"type": kind}, {"type": "text", "text": question}]
+        turns: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        if reply is not None:
+            turns.append({"role": "assistant", "content": [{"type": "text", "text": reply}]})
         try:
-            return str(
-                self.processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
-            )
+            return str(self.processor.apply_chat_template(turns, tokenize=False))
         except Exception:
             # The template is rendered again, by Rust, which says what is wrong with it.
             return None
 
     def _unusable(self, why: str) -> ProfileError:
         message = f"`{self.directory}`: {self._class} of transformers is no shape rule: {why}"
-        return hinted(ProfileError(message), _OWN_RULE)
-
-
-def _loaded(directory: Path) -> tuple[Any, Any]:
-    """Configuration and processor of a model directory, without network."""
-    try:
-        from transformers import AutoConfig, AutoProcessor
-    except ImportError as error:
-        message = f"`model.family` is `transformers`, which cannot be imported: {error}"
-        raise hinted(ProfileError(message), "pip install 'dflop[train]'") from error
-    try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        processor = AutoProcessor.from_pretrained(directory, local_files_only=True)
-    except Exception as error:
-        cause = f"{type(error).__name__}: {str(error).strip()}"
-        message = f"transformers cannot load a processor from `{directory}`: {cause}"
-        hint = "put the processor's files beside config.json (`processor.save_pretrained`)"
-        if isinstance(error, ImportError):
-            hint = "pip install torchvision pillow"
-        raise hinted(ProfileError(message), hint) from error
-    if not hasattr(processor, "tokenizer"):
-        message = f"transformers has a {type(processor).__name__} in `{directory}`, must have a processor"
-        raise hinted(ProfileError(message), _OWN_RULE)
-    return config, processor
+        return hinted(ProfileError(message), files.OWN_RULE)
 
 
 def _frames(output: Mapping[str, Any], question: Mapping[str, Any], *, is_sampled: bool) -> list[int]:
     """Positions of the frames that were read; empty where the processor chose some and does not say which."""
     metadata = output.get("video_metadata")
     found = getattr(metadata[0], "frames_indices", None) if metadata else None
-    if found is not None:
+    if found is not None and not isinstance(found, blank.AllFrames):
         return [int(index) for index in found]
     return [] if is_sampled else list(range(question["num_frames"]))
