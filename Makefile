@@ -15,7 +15,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-padding docs site picture package wheel-aarch64 release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-measured bench-padding docs site picture package wheel-aarch64 release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -187,6 +187,9 @@ bench-step: setup $(DEV) ## Measured steps of every arm against predicted ones (
 
 bench-adopt: setup $(DEV) ## An epoch of transformers.Trainer by who chooses the batches (ROUNDS=6; 8 minutes, a quiet machine) -> bench/out/adopt.json
 	$(BIN)/python benches/adopt.py bench/out/adopt.json --rounds $(or $(ROUNDS),6)
+
+bench-measured: setup $(DEV) ## Costs that a model's own times give, in a family without a rule, and what two ranks then need (3 minutes, a quiet machine) -> bench/out/measured_cost.json
+	$(BIN)/python benches/measured_cost.py bench/out/measured_cost.json
 
 bench-padding: setup $(DEV) ## The same with padded rows, and the layers computing real tokens alone (ROUNDS=10; 6 minutes, a quiet machine) -> bench/out/adopt_padded.json
 	$(BIN)/python benches/adopt.py bench/out/adopt_padded.json --padded --rounds $(or $(ROUNDS),10)
