@@ -54,8 +54,8 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
     count. Of experts those count that a token reads.
 
     Not counted: what encoder tokens see of each other, windows of the LLM's attention (all layers are taken
-    to see the whole sample), norms, embeddings, and forwards that recomputation repeats. A projector is
-    taken to read every encoder token.
+    to see the whole sample), the recurrence of linear attention, norms, embeddings, and forwards that
+    recomputation repeats. A projector is taken to read every encoder token.
 
     Args:
         model: of transformers, with or without adapters of peft, inside DDP or not. Its values are not read:
