@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.distributed as dist
 from ranks import results, run_ranks
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from dflop.integrations import measure_cost
@@ -62,28 +64,28 @@ def test_all_ranks_have_the_costs_of_the_first(tmp_path):
             return batch_of(position)
 
         cost = measure_cost(Whole(), of_rank, SHAPES, repeats=1)
-        refused = ""
-        try:
-            measure_cost(DistributedDataParallel(Whole()), of_rank, SHAPES)
-        except ValueError as error:
-            refused = str(error)
+        refused = []
+        for wrap in (
+            DistributedDataParallel,
+            lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
+            fully_shard,
+        ):
+            with pytest.raises(ValueError, match=r"the model is wrapped \(DDP, FSDP or ZeRO-3\)"):
+                measure_cost(wrap(Whole()), of_rank, SHAPES)
+            refused.append(wrap)
         failed = ""
         try:
             measure_cost(Whole(), of_rank, [])
         except ValueError as error:
             failed = str(error)
         dist.destroy_process_group()
-        return cost, len(runs), refused, failed
+        return cost, len(runs), len(refused), failed
 
     (first, ran, refused, failed), (second, idle, also_refused, also_failed) = results(
         run_ranks(2, rank, tmp_path)
     )
     assert first == second
     assert (ran, idle) == (len(SHAPES), 0)
-    assert (
-        refused
-        == also_refused
-        == "the model is wrapped (DDP or FSDP): measure it before, as rank 0 alone runs it"
-    )
+    assert refused == also_refused == 3
     assert failed == "there are no samples to measure"
     assert also_failed == "rank 0 could not measure the costs, its error says why"

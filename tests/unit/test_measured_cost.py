@@ -141,6 +141,8 @@ def test_the_largest_and_the_smallest_are_among_those_that_run(clock):
         found = sorted(shape[component] for shape in chosen if shape[component])
         assert (found[0], found[-1]) == (min(sizes), max(sizes))
         assert found[len(found) // 2] > max(sizes) / 5, "not from one end alone"
+    few = measure_cost(Model(clock), batches(shapes), shapes, num_samples=4, repeats=1)
+    assert (few.num_samples, few.llm.tokens_max) == (4, cost.llm.tokens_max)
     assert seen[0] == max(range(300), key=lambda index: shapes[index][1]), "the largest first"
 
 
@@ -211,6 +213,14 @@ class Silent(Model):
 
     def forward(self, **_):
         return SimpleNamespace(loss=None)
+
+
+def test_a_model_left_on_the_cpu_is_told(clock, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    with pytest.warns(
+        UserWarning, match="on the CPU, and this machine has `cuda`: costs hold for the CPU alone"
+    ):
+        measure_cost(Model(clock), batches(SHAPES), SHAPES, repeats=1)
 
 
 def test_a_sample_that_does_not_fit_is_named(clock):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from dflop._native import profile_shapes
@@ -176,10 +177,15 @@ def _has_others() -> bool:
 
 def _check(model: nn.Module) -> None:
     """A ValueError if it cannot be measured as it is."""
-    if isinstance(model, nn.parallel.DistributedDataParallel) or any(
-        isinstance(parameter, DTensor) for parameter in model.parameters()
+    backbone_of(model)
+    wrappers = (nn.parallel.DistributedDataParallel, FullyShardedDataParallel)
+    # DeepSpeed's ZeRO-3 gives each parameter an `ds_id`.
+    if any(isinstance(module, wrappers) for module in model.modules()) or any(
+        isinstance(parameter, DTensor) or hasattr(parameter, "ds_id") for parameter in model.parameters()
     ):
-        message = "the model is wrapped (DDP or FSDP): measure it before, as rank 0 alone runs it"
+        message = (
+            "the model is wrapped (DDP, FSDP or ZeRO-3): measure it before that, as rank 0 alone runs it"
+        )
         raise ValueError(message)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
@@ -188,6 +194,12 @@ def _check(model: nn.Module) -> None:
         if parameter.grad is not None:
             message = f"`{name}` has a gradient: measure before training, or after `zero_grad()`"
             raise ValueError(message)
+    device = next(model.parameters()).device
+    if device.type == "cpu" and (other := torch.accelerator.current_accelerator()) is not None:
+        message = (
+            f"the model is on the CPU, and this machine has `{other.type}`: costs hold for the CPU alone"
+        )
+        warnings.warn(message, stacklevel=3)
 
 
 def _measured(
@@ -240,7 +252,7 @@ def _chosen(samples: Sequence[_Sample], num_samples: int) -> list[_Sample]:
         (s for s in by_llm if s.encoder_tokens), key=lambda s: (s.encoder_tokens, s.llm_tokens, s.position)
     )
     ends = [by_llm[0], by_llm[-1], *by_encoder[:1], *by_encoder[-1:]]
-    chosen = dict.fromkeys(ends + _evenly(by_encoder, num_samples // 2))
+    chosen = dict.fromkeys(ends + _evenly(by_encoder, num_samples // 2 - 2))
     others = [sample for sample in by_llm if sample not in chosen]
     chosen |= dict.fromkeys(_evenly(others, num_samples - len(chosen)))
     # What does not fit the device fails first.
