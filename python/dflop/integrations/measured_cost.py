@@ -195,10 +195,8 @@ def _check(model: nn.Module) -> None:
             message = f"`{name}` has a gradient: measure before training, or after `zero_grad()`"
             raise ValueError(message)
     device = next(model.parameters()).device
-    if device.type == "cpu" and (other := torch.accelerator.current_accelerator()) is not None:
-        message = (
-            f"the model is on the CPU, and this machine has `{other.type}`: costs hold for the CPU alone"
-        )
+    if device.type == "cpu" and torch.accelerator.is_available():
+        message = "the model is on the CPU, and this machine has an accelerator: costs hold for the CPU alone"
         warnings.warn(message, stacklevel=3)
 
 
