@@ -135,6 +135,12 @@ fn columns_and_blanks() {
     assert!(said.stdout.contains("step time against what was measured, 1 run: "), "{}", said.stdout);
     let note = "note: column `iteration_ms`: 2 cells without a number above 0, left out of the comparison\n";
     assert!(said.stderr.contains(note), "{}", said.stderr);
+    // Both columns of times are compared.
+    let said = estimate(&format!("{HEADER},step_ms_median,iteration_ms\n{line},4000,5000\n"), &[]);
+    for column in ["iteration_ms", "step_ms_median"] {
+        let start = format!("step time (`{column}`) against what was measured, 1 run: ");
+        assert!(said.stdout.contains(&start), "{}", said.stdout);
+    }
     assert_eq!((rows[3]["predicted_ms"].as_str(), rows[3]["predicted_basis"].as_str()), ("", ""));
     assert!(rows[..3].iter().all(|row| number(row, "predicted_ms") > 10.0));
 }

@@ -83,19 +83,27 @@ fn say(runs: &Runs, predictions: &[Option<Predicted>]) {
         counted(predictions.len() as u64, "run")
     );
     let ms = |predicted: &Predicted| predicted.step_ns as f64 / 1e6;
-    compare("step time", runs.measured(&["iteration_ms", "step_ms_median"]), predictions, ms);
+    let times: Vec<Measured> =
+        ["iteration_ms", "step_ms_median"].into_iter().filter_map(|name| runs.measured(name)).collect();
+    let is_one = times.len() == 1;
+    for measured in times {
+        // A table that has both is compared with each.
+        let what = if is_one { "step time".to_owned() } else { format!("step time (`{}`)", measured.name) };
+        compare(&what, &measured, predictions, ms);
+    }
     let bytes = |predicted: &Predicted| predicted.peak_bytes as f64;
-    compare("peak memory", runs.measured(&["peak_allocated_bytes"]), predictions, bytes);
+    if let Some(measured) = runs.measured("peak_allocated_bytes") {
+        compare("peak memory", &measured, predictions, bytes);
+    }
 }
 
 /// Errors against a measured column.
 fn compare(
     what: &str,
-    measured: Option<Measured>,
+    measured: &Measured,
     predictions: &[Option<Predicted>],
     of: impl Fn(&Predicted) -> f64,
 ) {
-    let Some(measured) = measured else { return };
     if measured.num_unread > 0 {
         let cells = counted(measured.num_unread, "cell");
         talk!(
@@ -103,9 +111,9 @@ fn compare(
             measured.name
         );
     }
-    let pairs = measured.numbers.into_iter().zip(predictions);
-    let error = |(measured, predicted): (Option<f64>, &Option<Predicted>)| {
-        Some(of(predicted.as_ref()?) / measured? - 1.0)
+    let pairs = measured.numbers.iter().zip(predictions);
+    let error = |(measured, predicted): (&Option<f64>, &Option<Predicted>)| {
+        Some(of(predicted.as_ref()?) / (*measured)? - 1.0)
     };
     let errors: Vec<f64> = pairs.filter_map(error).collect();
     if errors.is_empty() {

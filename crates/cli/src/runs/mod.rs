@@ -99,9 +99,9 @@ impl Runs {
         String::from_utf8(bytes).map_err(|error| Failure::new(error.to_string(), None))
     }
 
-    /// The first column of these names that holds what was measured; `None` where the table has none.
-    pub(crate) fn measured(&self, names: &[&str]) -> Option<Measured> {
-        let at = names.iter().find_map(|name| self.header.iter().position(|column| column == name))?;
+    /// The column of this name, which holds what was measured; `None` where the table has none.
+    pub(crate) fn measured(&self, name: &str) -> Option<Measured> {
+        let at = self.header.iter().position(|column| column == name)?;
         let number = |text: &str| text.parse::<f64>().ok().filter(|one| one.is_finite() && *one > 0.0);
         let cells = || self.rows.iter().map(|row| row[at].as_str());
         Some(Measured {
