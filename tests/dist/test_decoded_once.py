@@ -66,7 +66,7 @@ def decoded(directory, num_ranks):
     return [Counter(path.read_text().split() if path.exists() else []) for path in paths]
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 2)
 @pytest.mark.parametrize(
     ("layout", "workers"),
     [

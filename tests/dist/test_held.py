@@ -139,7 +139,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 3)
 @pytest.mark.parametrize(
     ("zero", "dtype", "recipe"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.layouts) for case in OTHERS if case not in CASES)],
@@ -148,7 +148,7 @@ def test_the_planners_memory_is_the_trainers(zero, dtype, recipe, demo, tmp_path
     check(demo, tmp_path, zero, dtype, recipe)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 2)
 @pytest.mark.parametrize(
     ("zero", "dtype", "recipe"),
     [
@@ -179,7 +179,7 @@ WITH_PARTS = ("qwen3_5_moe", "qwen3_5", "qwen3_vl_moe", "gemma4-experts")
 """Whose experts and heads of linear attention tensor parallelism cuts, and whose layers are all predicted as they are."""
 
 
-@pytest.mark.some(0, 5)
+@pytest.mark.some(0, 3)
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("name", WITH_PARTS)
 def test_the_planners_memory_of_cut_layers_is_the_trainers(name, zero, tmp_path):

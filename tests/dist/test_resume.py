@@ -199,7 +199,7 @@ def deferring(demo, tmp_path_factory):
     return asked, directory / "run"
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(1, 4)
 @pytest.mark.parametrize(
     "layout", [(2, 2, 1), (1, 1, 2), (2, 2), (3, 3), (1, 1, {"llm_tp": 2}), (2, 3, {"llm_tp": 2})], ids=str
 )
