@@ -1,4 +1,4 @@
-"""Costs that are measured on several ranks are those of rank 0, or its error, on all of them."""
+"""Every rank gets the costs that rank 0 measured; where rank 0 fails, every rank gets an error."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Backbone(nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.config = SimpleNamespace()
         self.layers = nn.ModuleList([nn.Linear(4, 4)])
 
     def forward(self, inputs_embeds):

@@ -20,6 +20,7 @@ class Backbone(nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.config = SimpleNamespace()
         self.layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(8)])
 
     def forward(self, inputs_embeds):

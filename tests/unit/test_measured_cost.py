@@ -47,6 +47,7 @@ class Backbone(nn.Module):
 
     def __init__(self, clock):
         super().__init__()
+        self.config = SimpleNamespace()
         self.clock, self.layers = clock, nn.ModuleList([nn.Linear(1, 1)])
 
     def forward(self, inputs_embeds):

@@ -164,7 +164,7 @@ fn what_trains_decides_what_samples_cost() {
     assert!(said.contains("must be one of: full, projector"), "{said}");
 }
 
-/// Equal samples: every way takes the bound, and the advice is to change nothing.
+/// A table of costs that a model gave is simulated as the model itself; one of other samples is refused.
 #[test]
 fn costs_of_ones_own_are_simulated_as_those_of_a_model() {
     let session = empty();
@@ -199,8 +199,11 @@ fn costs_of_ones_own_are_simulated_as_those_of_a_model() {
     assert!(said.contains("the data profile has text alone there, must be 0"), "{said}");
     let said = session.dflop(&[&["advise", "--costs", "costs.csv"], &ESTIMATED[..]].concat());
     assert!(said.contains("cannot be used with"), "{said}");
+    let said = session.dflop(&["advise", "--costs", "costs.csv", "--dtype", "float32"]);
+    assert!(said.contains("cannot be used with"), "{said}");
 }
 
+/// Equal samples: every way takes the bound, and the advice is to change nothing.
 #[test]
 fn equal_samples_have_nothing_to_gain() {
     let session = empty();

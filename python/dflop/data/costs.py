@@ -99,10 +99,8 @@ class Costs:
         Raises:
             OSError: It cannot be written.
         """
-        columns = {"encoder_ns": self.encoder_ns, "llm_ns": self.llm_ns, "tokens": self.tokens}
-        held = {
-            name: column for name, column in (columns | {"bytes": self.bytes}).items() if column is not None
-        }
+        names = ("encoder_ns", "llm_ns", "tokens", "bytes")
+        held = {name: column for name in names if (column := getattr(self, name)) is not None}
         with Path(path).open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["sample", *held])

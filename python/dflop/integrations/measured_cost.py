@@ -20,7 +20,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from dflop._native import profile_shapes
-from dflop.integrations.parameter_cost import backbone_of
+from dflop.integrations.backbone import backbone_of
+from dflop.integrations.loader import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -154,14 +155,15 @@ def measure_cost(
         message = f"`num_samples` is {num_samples}, must be at least 4; `repeats` is {repeats}, at least 1"
         raise ValueError(message)
     _check(model)
+    num_ranks, rank = ranks_of()
     found: list[Any] = [None]
     failure: BaseException | None = None
-    if not _has_others() or distributed.get_rank() == 0:
+    if rank == 0:
         try:
             found = [_measured(model, batch_of, shapes, loss or _loss_of_model, num_samples, repeats)]
         except Exception as error:  # The other ranks wait: they are told first.
             failure = error
-    if _has_others():
+    if num_ranks > 1:
         distributed.broadcast_object_list(found, src=0)
     if failure is not None:
         raise failure
@@ -169,10 +171,6 @@ def measure_cost(
         message = "rank 0 could not measure the costs, its error says why"
         raise ValueError(message)
     return found[0]
-
-
-def _has_others() -> bool:
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _check(model: nn.Module) -> None:
@@ -374,7 +372,7 @@ def _moved(batch: Any, device: torch.device) -> Any:
 
 
 def _warn_of_others(samples: Sequence[_Sample], measured: Sequence[_Times]) -> None:
-    """Warns where the model read other samples than those of the shapes, or padding."""
+    """Warns where a measured sample is not as long as `shapes` says."""
     other = [(s, t) for s, t in zip(samples, measured, strict=True) if s.llm_tokens != t.llm_tokens]
     if other:
         sample, times = other[0]
@@ -407,7 +405,7 @@ def _fitted(points: Sequence[tuple[int, float]]) -> Curve:
 
 
 def _left_out(points: Sequence[tuple[int, float]], form: tuple[int, ...]) -> float:
-    """Mean relative error, each point predicted from those of other sizes."""
+    """Mean relative error of points that are each predicted from the points of other sizes."""
     errors = []
     for tokens, ns in points:
         fit = _solved([point for point in points if point[0] != tokens], form)

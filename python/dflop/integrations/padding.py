@@ -24,6 +24,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dflop.integrations.backbone import backbone_of
 from dflop.models.backbone import TEXT_MODELS
 from dflop.models.delta_rule import CONVOLUTION, LINEAR, RULE, keep_samples_apart, linear_layers
 from dflop.models.layer_kinds import WITH_HEADS_OF_KINDS, WITH_WINDOWS, kinds_of_layers, window_of
@@ -311,13 +312,8 @@ def _decoder_of(model: Any) -> Any:
     if isinstance(model, nn.DataParallel):
         message = "`DataParallel` runs one model in several threads: start a process a device instead"
         raise ValueError(message)
-    model = getattr(model, "module", model)
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    config = getattr(decoder, "config", None)
-    if decoder is None or config is None or not hasattr(decoder, "layers"):
-        message = f"`{type(model).__name__}` has no LLM backbone with layers that `get_decoder` finds"
-        raise ValueError(message)
-    name = type(decoder).__name__
+    decoder = backbone_of(model)
+    config, name = decoder.config, type(decoder).__name__
     if str(config._attn_implementation).startswith(_PREFIX):
         message = f"`{name}` computes no padding already: call `remove_padding` once"
         raise ValueError(message)

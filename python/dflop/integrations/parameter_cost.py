@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from dflop.integrations.backbone import backbone_of, unwrapped
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -67,7 +69,7 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
     Raises:
         ValueError: it has no LLM backbone that `get_decoder` finds, or experts of an unknown form.
     """
-    whole, decoder = _unwrapped(model), backbone_of(model)
+    whole, decoder = unwrapped(model), backbone_of(model)
     head = whole.get_output_embeddings() if hasattr(whole, "get_output_embeddings") else None
     # All below the head too: with adapters or a copy that trains it is a wrapper of peft.
     parts = [part for part in (decoder, head) if part is not None]
@@ -84,26 +86,6 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
     is_reached = encoder.is_trained or any(weight.requires_grad for weight in decoder.parameters())
     squares = 2 * 2 * _width_of_heads(decoder) * (3 if is_reached else 1)
     return ParameterCost(encoder.flops(is_reached=False), llm.flops(is_reached=is_reached), squares)
-
-
-def backbone_of(model: nn.Module) -> Any:
-    """The LLM backbone of a model of Hugging Face.
-
-    Args:
-        model: it, with or without DDP and peft around it.
-
-    Returns:
-        The module that holds the layers.
-
-    Raises:
-        ValueError: `get_decoder` finds none.
-    """
-    whole = _unwrapped(model)
-    decoder = whole.get_decoder() if hasattr(whole, "get_decoder") else None
-    if decoder is None or not hasattr(decoder, "layers"):
-        message = f"`{type(whole).__name__}` has no LLM backbone with layers that `get_decoder` finds"
-        raise ValueError(message)
-    return decoder
 
 
 class _Component:
@@ -162,7 +144,7 @@ def _is_experts(module: nn.Module) -> bool:
 
 
 def _share_of_experts(config: Any) -> float:
-    """Of the experts of a layer those that a token reads; 1 where there are none."""
+    """The share of a layer's experts that one token reads; 1 where the model has none."""
 
     def first(names: tuple[str, ...]) -> int:
         return next((int(found) for name in names if (found := getattr(config, name, None))), 0)
@@ -178,10 +160,3 @@ def _width_of_heads(decoder: Any) -> int:
     attentions = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
     sizes = [getattr(one, "head_dim", None) or config.hidden_size // heads for one in attentions]
     return sum(heads * int(size) for size in sizes)
-
-
-def _unwrapped(model: Any) -> Any:
-    """Hugging Face's model, without DDP and peft around it."""
-    if isinstance(inner := getattr(model, "module", None), nn.Module):
-        return _unwrapped(inner)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -233,7 +233,7 @@ pub(crate) struct Advise {
     pub(crate) seed: u64,
     /// Costs of your own instead of a model's: CSV with a header and the columns encoder_ns,llm_ns, one line for each sample of
     /// the data profile (Costs.write_csv of Python writes it)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model_profile", "model", "hardware", "recipe", "lora_rank"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model_profile", "model", "hardware", "dtype", "recipe", "lora_rank"])]
     pub(crate) costs: Option<PathBuf>,
     /// CSV with a header and the columns step,rank,ms: each rank's own time, without waiting for others
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data", "costs", "model_profile", "model", "hardware", "dtype", "num_ranks",

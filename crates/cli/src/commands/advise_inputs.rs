@@ -114,12 +114,15 @@ impl Basis {
 
     /// Its line on the screen.
     pub(super) fn line(&self) -> String {
-        let Self::Model(model) = self else {
-            let path = self.file().unwrap_or(Path::new("")).display().to_string();
-            return format!("costs given: `{}`, read as nanoseconds", printable(&path));
-        };
-        let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
-        format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name))
+        match self {
+            Self::Model(model) => {
+                let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
+                format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name))
+            }
+            Self::File(path) => {
+                format!("costs given: `{}`, read as nanoseconds", printable(&path.display().to_string()))
+            }
+        }
     }
 }
 
@@ -183,12 +186,12 @@ impl Survey {
         let work = |at: usize| u128::from(costs.encoder_ns[at]) + u128::from(costs.llm_ns[at]);
         let largest = (0..costs.num_samples()).rev().max_by_key(|&at| work(at)).unwrap_or(0);
         if work(largest) == 0 {
-            let hint = match basis.file() {
-                None => "measure the model again with `dflop profile model`".to_owned(),
-                Some(path) => format!("give costs above 0 in `{}`", path.display()),
+            let hint = match basis {
+                Basis::Model(_) => "measure the model again with `dflop profile model`".to_owned(),
+                Basis::File(path) => format!("give costs above 0 in `{}`", path.display()),
             };
-            let hint = Some(hint);
-            return Err(Failure::new("no sample costs anything: 0 ns, must be above that".to_owned(), hint));
+            let message = "no sample costs anything: 0 ns, must be above that".to_owned();
+            return Err(Failure::new(message, Some(hint)));
         }
         let row = table::rows(data)?.nth(largest).transpose()?.unwrap_or_default();
         let mixture = Mixture::new(costs, units, batches, steps_per_epoch)?;
@@ -230,10 +233,14 @@ fn given(
     path: &Path,
 ) -> Result<SampleTimes, Failure> {
     let Costs { encoder_ns, llm_ns, .. } = Table::read(path)?.costs;
-    let (mut tokens, mut is_text) = (Vec::new(), Vec::new());
+    let (mut tokens, mut of_encoders) = (Vec::new(), Vec::new());
     visit(&mut |_, shape| {
         tokens.push(u64::from(shape.llm_tokens));
-        is_text.push(shape.encoder_segments.is_empty());
+        let of = |is_counted: fn(Tower) -> bool| -> u128 {
+            let groups = shape.encoder_segments.iter().filter(|group| is_counted(group.tower));
+            groups.map(|group| u128::from(group.count) * u128::from(group.tokens)).sum()
+        };
+        of_encoders.push((of(|tower| tower == Tower::Second), of(|_| true)));
     })?;
     if encoder_ns.len() != tokens.len() {
         return Err(Failure::new(
@@ -247,7 +254,7 @@ fn given(
         ));
     }
     // Costs in another order would be seen here, mostly.
-    if let Some(at) = (0..tokens.len()).find(|&at| is_text[at] && encoder_ns[at] > 0) {
+    if let Some(at) = (0..tokens.len()).find(|&at| of_encoders[at].1 == 0 && encoder_ns[at] > 0) {
         return Err(Failure::new(
             format!(
                 "`{}`: sample {at} has `encoder_ns` {}, and the data profile has text alone there, must be 0",
@@ -257,8 +264,12 @@ fn given(
             Some("give the costs in the order of the data profile".to_owned()),
         ));
     }
+    // The table has one number for both encoders of a sample: each takes its part of the tokens.
+    let second = |(&ns, &(second, all)): (&u64, &(u128, u128))| {
+        u64::try_from(u128::from(ns) * second / all.max(1)).unwrap_or(ns)
+    };
     Ok(SampleTimes {
-        second_encoder_ns: vec![0; tokens.len()],
+        second_encoder_ns: encoder_ns.iter().zip(&of_encoders).map(second).collect(),
         encoder_ns,
         llm_ns,
         tokens,
@@ -302,4 +313,38 @@ fn draw(num_samples: u64, ranks: Setup, arguments: &args::Advise) -> Result<(Vec
 /// `1 microbatch`, `2 microbatches`.
 pub(super) fn microbatches(count: u32) -> String {
     format!("{count} microbatch{}", if count == 1 { "" } else { "es" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_types::{EncoderSegments, SampleShape};
+
+    /// A table has one number for both encoders of a sample: each takes its part of the tokens.
+    #[test]
+    fn given_costs_are_split_between_two_encoders() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("costs.csv");
+        std::fs::write(&path, "encoder_ns,llm_ns\n1000,7\n0,9\n500,3\n").unwrap();
+        let of = |pictures: u32, sounds: u32| SampleShape {
+            encoder_segments: [(pictures, Tower::First), (sounds, Tower::Second)]
+                .into_iter()
+                .filter(|(count, _)| *count > 0)
+                .map(|(count, tower)| EncoderSegments { tower, ..EncoderSegments::of(count, 10) })
+                .collect(),
+            llm_tokens: 5,
+            ..SampleShape::default()
+        };
+        let shapes = [of(1, 3), of(0, 0), of(0, 2)];
+        let mut visit = |take: &mut Take<'_>| -> Result<u64, Failure> {
+            for (at, shape) in (0..).zip(&shapes) {
+                take(at, shape);
+            }
+            Ok(0)
+        };
+        let times = given(&mut visit, &path).map_err(|failure| failure.message).unwrap();
+        assert_eq!(times.encoder_ns, [1000, 0, 500]);
+        assert_eq!(times.second_encoder_ns, [750, 0, 500]);
+        assert_eq!(times.tokens, [5, 5, 5]);
+    }
 }

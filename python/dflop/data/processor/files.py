@@ -19,7 +19,7 @@ _FILES = (
     "feature_extractor_config.json",
 )
 OWN_RULE = "write a function for the family, and name it in `model.family` (CONTRIBUTING.md)"
-"""What to do where a processor is no rule."""
+"""The hint of an error that says why a processor cannot serve as a shape rule."""
 
 
 def load(directory: Path) -> tuple[Any, Any]:

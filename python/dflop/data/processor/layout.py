@@ -27,7 +27,7 @@ _PIXELS = {
     "video": ("pixel_values_videos", "video_pixel_values", "pixel_values"),
 }
 _MORE_TILES = ("pixel_values_local",)
-"""Tiles of another size that the same encoder reads beside those of `pixel_values`."""
+"""Tensors with further tiles: the encoder of `pixel_values` reads them too, at another size."""
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 _PATCH_MASKS = ("pixel_attention_mask", "patch_attention_mask")
 """Of padding that depends on the other pictures of a call. A tile of one size for all is read whole."""
@@ -177,7 +177,7 @@ def _patches_of_mask(mask: Any, patch: tuple[int, int]) -> int:
 
 
 def _vision(config: Any) -> Any:
-    """The section of the encoder of pictures; `None` where there is none."""
+    """The part of the configuration that is of the picture encoder; `None` where it has no such part."""
     config = getattr(config, "thinker_config", config)
     return next(
         (
@@ -190,7 +190,7 @@ def _vision(config: Any) -> Any:
 
 
 def _section(config: Any, name: str) -> Any:
-    """A section of the configuration, of omni models that of the thinker."""
+    """A part of the configuration; omni models have it below `thinker_config`."""
     config = getattr(config, "thinker_config", config)
     return getattr(config, name, None)
 
