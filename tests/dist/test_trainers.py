@@ -392,7 +392,7 @@ def test_accelerate(samples, tmp_path, quiet):
 
 
 def test_sft_trainer_of_trl(samples, tmp_path, quiet):
-    """TRL's trainer takes the same line: its loss and its collator stay its own."""
+    """TRL's trainer takes the same line: its loss and its collator stay its own; costs are those of its rows."""
     import datasets
     from trl import SFTConfig, SFTTrainer
 
@@ -420,7 +420,7 @@ def test_sft_trainer_of_trl(samples, tmp_path, quiet):
             train_dataset=datasets.Dataset.from_list(samples.rows),
             processing_class=tiny_tokenizer(),
         )
-        balance(trainer, samples.costs)
+        balance(trainer)
         trainer.train()
         return losses_of(trainer), tiny_text.difference(dict(trainer.model.named_parameters()), expected[1])
 

@@ -36,6 +36,7 @@ RUN_BY = {
         HERE,
     ],
     "docs/families.md": ["tests/unit/test_voxtral.py"],
+    "docs/frameworks.md": ["tests/frameworks/test_swift.py"] * 2,
     "docs/integrations.md": ["tests/docs/test_integrations_page.py"] * 10,
     "docs/planner.md": [HERE],
     "docs/rehearsal.md": [HERE] * 2,

@@ -4,11 +4,13 @@
               transformers.balance      transformers.Trainer, TRL; trainer_steps.py: resuming
               accelerate.balanced       accelerate
               lightning.BalancedData    Lightning
+              swift.register            ms-swift
               torchtitan, energon, verl
     encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound
               encoder.attend_encoder    alone: text alone hangs nobody under FSDP2; text_alone.py takes it
     costs     measured_cost.measure_cost          for `dflop.costs`: times of a model of any family
               parameter_cost.cost_of_parameters   for `dflop.costs`, of a model that nobody measured
+              row_costs.costs_of_rows             of the rows that a trainer holds: no data profile is needed
     padding   padding.remove_padding    any of them, where batches are padded
               padded_rows.watched       says where they are and nothing was done
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from dflop.integrations.measured_cost import MeasuredCost, measure_cost
     from dflop.integrations.padding import Unpadded, remove_padding
     from dflop.integrations.parameter_cost import ParameterCost, cost_of_parameters
+    from dflop.integrations.row_costs import costs_of_rows
 
 _HOMES = {
     "BalancedEncoder": "encoder",
@@ -37,6 +40,7 @@ _HOMES = {
     "balance_encoder": "encoder",
     "balanced_loader": "loader",
     "cost_of_parameters": "parameter_cost",
+    "costs_of_rows": "row_costs",
     "measure_cost": "measured_cost",
     "num_label_tokens": "loss",
     "remove_padding": "padding",
@@ -52,6 +56,7 @@ __all__ = [
     "balance_encoder",
     "balanced_loader",
     "cost_of_parameters",
+    "costs_of_rows",
     "measure_cost",
     "num_label_tokens",
     "remove_padding",

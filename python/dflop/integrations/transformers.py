@@ -16,9 +16,12 @@ from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.loader import check_length
 from dflop.integrations.loss import token_loss
 from dflop.integrations.padded_rows import watched
+from dflop.integrations.row_costs import costs_of_rows
 from dflop.integrations.text_alone import is_sharded_by_fsdp2, meet_in_encoder, meeting_in_evaluation
 
 if TYPE_CHECKING:
+    import os
+
     import torch
     from transformers import Trainer
 
@@ -54,7 +57,9 @@ def mean_over_tokens(
     return token_loss(logits, labels, num_items_in_batch)
 
 
-def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
+def balance(
+    trainer: Trainer, costs: Any = None, *, model_dir: str | os.PathLike[str] | None = None, **options: Any
+) -> Trainer:
     """Makes `trainer` train on balanced batches; call it on every rank, before `trainer.train()`.
 
     A step has the samples it would have with that seed of the sampler, `per_device_train_batch_size` a
@@ -68,7 +73,9 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
 
     Args:
         trainer: of `transformers`, or made of it.
-        costs: what `BalancedBatchSampler` takes, a sample of `train_dataset` each.
+        costs: what `BalancedBatchSampler` takes, a sample of `train_dataset` each. None: they are counted
+            from its rows, by the parameters of the model (`dflop.integrations.costs_of_rows`).
+        model_dir: where costs are counted, and the trainer holds no processor: the directory that has it.
         **options: of `BalancedBatchSampler`, as `giant_llm_cost`; `meets` is that of the trainer: `phase`
             under FSDP and DeepSpeed's ZeRO-3, else `step`.
 
@@ -87,6 +94,11 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
     args = trainer.args
     for name in options.keys() & _OF_TRAINER.keys():
         message = f"`{name}` is {options[name]!r}, leave it out: the trainer decides it ({_OF_TRAINER[name]})"
+        raise ValueError(message)
+    if costs is None:
+        costs = costs_of_rows(trainer.train_dataset, trainer.model, _processor(trainer), model_dir)
+    elif model_dir is not None:
+        message = "`model_dir` is for costs that are counted, and `costs` are given: leave one out"
         raise ValueError(message)
     num_ranks = args.world_size // _degree(trainer)
     sampler = BalancedBatchSampler(
@@ -132,6 +144,11 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
     if trainer.compute_loss_func is None and not _divides_by_tokens(trainer):
         trainer.compute_loss_func = mean_over_tokens
     return trainer
+
+
+def _processor(trainer: Any) -> Any:
+    """What makes tokens and pictures of a row; a tokenizer where the trainer knows no more."""
+    return getattr(trainer, "processing_class", None)
 
 
 def _is_fsdp2(trainer: Any) -> bool:

@@ -5,8 +5,8 @@
 //! packed, or has columns of types whose rows do not lie side by side, is read whole.
 
 use super::arrow_rows::{self, Body, Failure, unsound};
-use super::fields;
 use super::tables::{self, Row, Rows, TableFile};
+use super::{choice, fields};
 use crate::error::DataError;
 use crate::foreign::guarded;
 use crate::read_seek::ReadSeek;
@@ -82,7 +82,7 @@ impl ArrowFile {
         let mut file = opened.reader;
         let mut index =
             Index::read(file.as_mut(), opened.len).map_err(|failure| named(&self.location, failure))?;
-        let chosen = fields::choose(&index.schema, &self.source)
+        let chosen = choice::choose(&index.schema, &self.source)
             .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location)))?;
         (index.needed, index.unread) = (chosen.read, chosen.unread);
         Ok(Arc::clone(self.index.get_or_init(|| Arc::new(index))))

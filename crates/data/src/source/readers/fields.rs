@@ -1,8 +1,6 @@
 //! Rows of columnar files as fields: JSON values, with media that stand in cells as attachments.
 
 use crate::source::location::MediaPlace;
-use crate::source::mixture::{FIELDS, MEDIA, Source};
-use crate::source::unread;
 use arrow_array::cast::AsArray as _;
 use arrow_array::types::{
     Date32Type, Date64Type, DurationMicrosecondType, DurationMillisecondType, DurationNanosecondType,
@@ -12,10 +10,9 @@ use arrow_array::types::{
     UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 use arrow_array::{Array, RecordBatch, StructArray};
-use arrow_schema::{DataType, Field, Fields, Schema, TimeUnit};
+use arrow_schema::{DataType, Field, Fields, TimeUnit};
 use bytes::Bytes;
 use serde_json::{Map, Number, Value, json};
-use std::collections::BTreeMap;
 
 /// Values of one row, at most: lists of nulls take no bytes in a file, but do in memory.
 const MAX_VALUES: usize = 1 << 22;
@@ -30,132 +27,6 @@ const BATCH_ROWS: u64 = 64;
 pub(super) fn batch_rows(num_rows: u64, bytes: u64) -> usize {
     let row_bytes = bytes / num_rows.max(1);
     (BATCH_BYTES / row_bytes.max(1)).clamp(1, BATCH_ROWS) as usize
-}
-
-/// The columns of a file.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Chosen {
-    /// Positions of those that are read.
-    pub(super) read: Vec<usize>,
-    /// Names of the others, those that the mixture has ignored left out.
-    pub(super) unread: Vec<String>,
-}
-
-/// The columns that conversations are made of: those of a name we know, and those that `columns` of the mixture names.
-/// Where no medium is among these, those whose name is one of media are read too: a record with a medium under such a
-/// name is refused, and a column of bytes is at once.
-///
-/// # Errors
-/// Which column is missing, stands twice, is of a type that has no JSON form, or holds media under a name we do not know.
-pub(super) fn choose(schema: &Schema, source: &Source) -> Result<Chosen, String> {
-    let columns = &source.columns;
-    let names =
-        || schema.fields().iter().map(|field| format!("`{}`", field.name())).collect::<Vec<_>>().join(", ");
-    if let Some(theirs) =
-        columns.values().chain(&source.ignore).find(|theirs| schema.column_with_name(theirs).is_none())
-    {
-        return Err(format!("there is no column `{theirs}`, there are {}", names()));
-    }
-    let is_needed = |name: &String| {
-        let is_ours = FIELDS.contains(&name.as_str()) && !columns.contains_key(name);
-        is_ours && !source.ignore.contains(name) || columns.values().any(|theirs| theirs == name)
-    };
-    let mut found: Vec<usize> = Vec::new();
-    for (index, field) in schema.fields().iter().enumerate().filter(|(_, field)| is_needed(field.name())) {
-        if found.iter().any(|&other| schema.field(other).name() == field.name()) {
-            return Err(format!("two columns are named `{}`", field.name()));
-        }
-        check(field.data_type()).map_err(|cause| format!("column `{}` {cause}", field.name()))?;
-        found.push(index);
-    }
-    if found.is_empty() {
-        return Err(format!(
-            "none of its columns is one that a conversation is made of: {}; name them in the mixture under `columns`",
-            names()
-        ));
-    }
-    let is_told = |name: &String| !is_needed(name) && !source.ignore.contains(name);
-    if !found.iter().any(|&index| is_media(schema.field(index), columns)) {
-        for (index, field) in schema.fields().iter().enumerate().filter(|(_, field)| is_told(field.name())) {
-            if holds_bytes(field.data_type()) {
-                let name = field.name();
-                return Err(format!(
-                    "column `{name}` holds bytes, and no column that is read holds media: {}",
-                    unread::mend(name)
-                ));
-            }
-            if unread::names_media(field.name()) && check(field.data_type()).is_ok() {
-                found.push(index);
-            }
-        }
-        found.sort_unstable();
-    }
-    let unread = schema.fields().iter().enumerate().filter(|(index, field)| {
-        !found.contains(index) && is_told(field.name()) && *field.data_type() != DataType::Null
-    });
-    let unread = unread.map(|(_, field)| field.name().clone()).collect();
-    Ok(Chosen { read: found, unread })
-}
-
-/// Whether a column that is read is one of media, by our name or by what it holds.
-fn is_media(field: &Field, columns: &BTreeMap<String, String>) -> bool {
-    let ours = columns.iter().find(|(_, theirs)| *theirs == field.name()).map(|(ours, _)| ours);
-    MEDIA.contains(&ours.unwrap_or(field.name()).as_str()) || holds_bytes(field.data_type())
-}
-
-/// Whether a cell may hold a medium: bytes of one length for all are hashes and the like.
-fn holds_bytes(data_type: &DataType) -> bool {
-    use DataType as D;
-    match data_type {
-        D::Binary | D::LargeBinary | D::BinaryView => true,
-        D::List(field) | D::LargeList(field) | D::FixedSizeList(field, _) | D::Map(field, _) => {
-            holds_bytes(field.data_type())
-        }
-        D::Struct(fields) => fields.iter().any(|field| holds_bytes(field.data_type())),
-        D::Dictionary(_, values) => holds_bytes(values),
-        _ => false,
-    }
-}
-
-/// Whether values of this type have a JSON form.
-fn check(data_type: &DataType) -> Result<(), String> {
-    use DataType as D;
-    match data_type {
-        D::Null
-        | D::Boolean
-        | D::Int8
-        | D::Int16
-        | D::Int32
-        | D::Int64
-        | D::UInt8
-        | D::UInt16
-        | D::UInt32
-        | D::UInt64
-        | D::Float16
-        | D::Float32
-        | D::Float64
-        | D::Timestamp(..)
-        | D::Date32
-        | D::Date64
-        | D::Time32(_)
-        | D::Time64(_)
-        | D::Duration(_)
-        | D::Binary
-        | D::FixedSizeBinary(_)
-        | D::LargeBinary
-        | D::BinaryView
-        | D::Utf8
-        | D::LargeUtf8
-        | D::Utf8View => Ok(()),
-        D::List(field) | D::LargeList(field) | D::FixedSizeList(field, _) | D::Map(field, _) => {
-            check(field.data_type())
-        }
-        D::Struct(fields) => fields.iter().try_for_each(|field| check(field.data_type())),
-        D::Dictionary(_, values) => check(values),
-        other => {
-            Err(format!("holds values of type {other}, which have no JSON form: cast it, or leave it out"))
-        }
-    }
 }
 
 /// The row at `at` of the batch, and the media in its cells; `row` counts in `file`, both are for names.
@@ -176,7 +47,7 @@ pub(super) fn row(
     for (field, array) in schema.fields().iter().zip(batch.columns()) {
         cells.column = field.name();
         let value = cells
-            .value(array.as_ref(), at)
+            .value_of(field, array.as_ref(), at)
             .map_err(|cause| format!("row {row}, column `{}`: {cause}", field.name()))?;
         if !value.is_null() {
             fields.insert(field.name().clone(), value);
@@ -196,6 +67,17 @@ struct Cells<'a> {
 }
 
 impl Cells<'_> {
+    /// The value of a field, whose type may say that its text is JSON.
+    fn value_of(&mut self, field: &Field, array: &dyn Array, at: usize) -> Result<Value, String> {
+        let value = self.value(array, at)?;
+        match value {
+            Value::String(text) if is_json(field) => serde_json::from_str(&text).map_err(|error| {
+                format!("the type of `{}` says that its text is JSON, and it is not: {error}", field.name())
+            }),
+            other => Ok(other),
+        }
+    }
+
     fn value(&mut self, array: &dyn Array, at: usize) -> Result<Value, String> {
         use DataType as D;
         self.num_values += 1;
@@ -242,9 +124,9 @@ impl Cells<'_> {
             D::Utf8 => self.text(array.as_string::<i32>().value(at))?,
             D::LargeUtf8 => self.text(array.as_string::<i64>().value(at))?,
             D::Utf8View => self.text(array.as_string_view().value(at))?,
-            D::List(_) => self.list(array.as_list::<i32>().value(at).as_ref())?,
-            D::LargeList(_) => self.list(array.as_list::<i64>().value(at).as_ref())?,
-            D::FixedSizeList(..) => self.list(array.as_fixed_size_list().value(at).as_ref())?,
+            D::List(field) => self.list(field, array.as_list::<i32>().value(at).as_ref())?,
+            D::LargeList(field) => self.list(field, array.as_list::<i64>().value(at).as_ref())?,
+            D::FixedSizeList(field, _) => self.list(field, array.as_fixed_size_list().value(at).as_ref())?,
             D::Map(..) => self.map(&array.as_map().value(at))?,
             D::Struct(fields) => self.structure(array.as_struct(), fields, at)?,
             D::Dictionary(..) => {
@@ -274,11 +156,11 @@ impl Cells<'_> {
         Ok(text.into())
     }
 
-    fn list(&mut self, items: &dyn Array) -> Result<Value, String> {
+    fn list(&mut self, field: &Field, items: &dyn Array) -> Result<Value, String> {
         // No capacity beforehand: lengths are claims of the file.
         let mut values = Vec::new();
         for at in 0..items.len() {
-            values.push(self.value(items, at)?);
+            values.push(self.value_of(field, items, at)?);
         }
         Ok(Value::Array(values))
     }
@@ -290,7 +172,7 @@ impl Cells<'_> {
                 Value::String(text) => text,
                 other => other.to_string(),
             };
-            let value = self.value(entries.column(1).as_ref(), at)?;
+            let value = self.value_of(&entries.fields()[1], entries.column(1).as_ref(), at)?;
             if !value.is_null() {
                 fields.insert(key, value);
             }
@@ -309,7 +191,7 @@ impl Cells<'_> {
         }
         let mut values = Map::new();
         for (field, column) in fields.iter().zip(cell.columns()) {
-            let value = self.value(column.as_ref(), at)?;
+            let value = self.value_of(field, column.as_ref(), at)?;
             if !value.is_null() {
                 values.insert(field.name().clone(), value);
             }
@@ -343,6 +225,11 @@ fn binary(array: &dyn Array, at: usize) -> Option<&[u8]> {
     })
 }
 
+/// Whether the texts of a field are JSON, as `datasets.Json` writes them: rows of chats whose messages have unequal fields.
+fn is_json(field: &Field) -> bool {
+    field.extension_type_name() == Some("arrow.json")
+}
+
 /// Positions of `bytes` and `path`, where the fields are those of a medium as `datasets` writes it.
 fn media_columns(fields: &Fields) -> Option<(usize, usize)> {
     let find = |name, is_of: fn(&Field) -> bool| {
@@ -362,81 +249,11 @@ fn media_columns(fields: &Fields) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::location::Location;
     use arrow_array::builder::{Int32Builder, ListBuilder, MapBuilder, StringBuilder};
     use arrow_array::types::Int8Type;
     use arrow_array::{ArrayRef, BinaryArray, DictionaryArray, Float64Array, NullArray, StringArray};
+    use arrow_schema::Schema;
     use std::sync::Arc;
-
-    fn columns(mapping: &[(&str, &str)]) -> Source {
-        let columns =
-            mapping.iter().map(|(ours, theirs)| ((*ours).to_owned(), (*theirs).to_owned())).collect();
-        Source { columns, ..Source::new(Location::parse("x.parquet")) }
-    }
-
-    fn needed(schema: &Schema, source: &Source) -> Result<Vec<usize>, String> {
-        choose(schema, source).map(|chosen| chosen.read)
-    }
-
-    #[test]
-    fn columns_of_use_are_chosen_by_name() {
-        let field = |name: &str| Field::new(name, DataType::Utf8, true);
-        let schema =
-            Schema::new(vec![field("id"), field("img"), field("image"), field("score"), field("messages")]);
-        assert_eq!(needed(&schema, &columns(&[])), Ok(vec![0, 2, 4]));
-        assert_eq!(needed(&schema, &columns(&[("image", "img")])), Ok(vec![0, 1, 4]));
-        let missing = needed(&schema, &columns(&[("image", "picture")])).unwrap_err();
-        assert_eq!(
-            missing,
-            "there is no column `picture`, there are `id`, `img`, `image`, `score`, `messages`"
-        );
-        let none = needed(&Schema::new(vec![field("x")]), &columns(&[])).unwrap_err();
-        assert!(none.contains("none of its columns"), "{none}");
-        let twice = needed(&Schema::new(vec![field("id"), field("id")]), &columns(&[])).unwrap_err();
-        assert_eq!(twice, "two columns are named `id`");
-        let odd = Schema::new(vec![Field::new("id", DataType::Decimal128(9, 2), true)]);
-        assert!(
-            needed(&odd, &columns(&[]))
-                .unwrap_err()
-                .starts_with("column `id` holds values of type Decimal128")
-        );
-    }
-
-    #[test]
-    fn no_column_of_media_is_passed_over() {
-        let text = |name: &str| Field::new(name, DataType::Utf8, true);
-        let bytes = |name: &str| Field::new(name, DataType::Binary, true);
-        let file = |more: Vec<Field>| Schema::new([vec![text("query"), text("answer")], more].concat());
-        let refused = choose(&file(vec![bytes("img")]), &columns(&[])).unwrap_err();
-        assert_eq!(
-            refused,
-            "column `img` holds bytes, and no column that is read holds media: give it our name in the mixture, \
-             `columns: {image: img}`, or list it under `ignore` there"
-        );
-        let inside = Field::new("pictures", DataType::List(Arc::new(bytes("item"))), true);
-        assert!(choose(&file(vec![inside]), &columns(&[])).is_err());
-        // Bytes of one length for all are no media.
-        let hash = Field::new("sha256", DataType::FixedSizeBinary(32), true);
-        let chosen = |read: &[usize], unread: &[&str]| {
-            let unread = unread.iter().map(|name| (*name).to_owned()).collect();
-            Ok(Chosen { read: read.to_vec(), unread })
-        };
-        assert_eq!(
-            choose(&file(vec![hash, text("url")]), &columns(&[])),
-            chosen(&[0, 1], &["sha256", "url"])
-        );
-        // A field that may be a medium by its name is read only where the record has no other medium.
-        let named = file(vec![text("url"), text("image_path")]);
-        assert_eq!(choose(&named, &columns(&[])), chosen(&[0, 1, 3], &["url"]));
-        let beside = file(vec![text("image"), text("image_path"), bytes("thumbnail")]);
-        assert_eq!(choose(&beside, &columns(&[])), chosen(&[0, 1, 2], &["image_path", "thumbnail"]));
-        let ignored = Source { ignore: ["img".to_owned()].into(), ..columns(&[]) };
-        assert_eq!(choose(&file(vec![bytes("img")]), &ignored), chosen(&[0, 1], &[]));
-        assert_eq!(
-            choose(&file(vec![]), &ignored).unwrap_err(),
-            "there is no column `img`, there are `query`, `answer`"
-        );
-    }
 
     #[test]
     fn values_are_json_and_nulls_are_left_out() {
@@ -464,6 +281,38 @@ mod tests {
         assert_eq!(fields, expected);
         let name = "x.parquet, row 9, column bytes".to_owned();
         assert_eq!(attachments, [MediaPlace::Bytes { bytes: Bytes::from_static(b"abc"), name }]);
+    }
+
+    #[test]
+    fn text_whose_type_is_json_is_read_as_what_it_says() {
+        let json = |name: &str| {
+            let mark = ("ARROW:extension:name".to_owned(), "arrow.json".to_owned());
+            Field::new(name, DataType::Utf8, true).with_metadata([mark])
+        };
+        let mut list = ListBuilder::new(StringBuilder::new()).with_field(json("item"));
+        list.append_value([Some(r#"{"role": "user", "content": [{"type": "text"}]}"#), None]);
+        let plain = Field::new("plain", DataType::Utf8, true);
+        let list_field = Field::new_list("messages", json("item"), true);
+        let schema = Schema::new(vec![list_field, json("tools"), plain]);
+        let texts = |text: &str| -> ArrayRef { Arc::new(StringArray::from(vec![text])) };
+        let columns = |tools: &str| -> Vec<ArrayRef> { vec![texts(tools), texts("{}")] };
+        let messages: ArrayRef = Arc::new(list.finish());
+        let batch = |tools: &str| {
+            let arrays = [vec![messages.clone()], columns(tools)].concat();
+            RecordBatch::try_new(Arc::new(schema.clone()), arrays).unwrap()
+        };
+        let (fields, _) = row(&batch("[1]"), 0, "x.arrow", 0).unwrap();
+        let expected = json!({
+            "messages": [{"role": "user", "content": [{"type": "text"}]}, null], "tools": [1], "plain": "{}",
+        });
+        assert_eq!(fields, expected);
+        let cause = row(&batch("[1"), 0, "x.arrow", 4).unwrap_err();
+        assert!(
+            cause.starts_with(
+                "row 4, column `tools`: the type of `tools` says that its text is JSON, and it is not: "
+            ),
+            "{cause}"
+        );
     }
 
     #[test]

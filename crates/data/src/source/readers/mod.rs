@@ -3,6 +3,7 @@
 
 mod arrow;
 mod arrow_rows;
+mod choice;
 mod energon;
 mod fields;
 mod huggingface;

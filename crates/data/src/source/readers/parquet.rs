@@ -1,6 +1,7 @@
 //! Parquet files: rows by row group, single rows by their pages.
 
-use super::fields::{self, Chosen};
+use super::choice::{self, Chosen};
+use super::fields;
 use super::tables::{self, Row, Rows, TableFile};
 use crate::error::DataError;
 use crate::foreign::guarded;
@@ -49,7 +50,7 @@ impl ParquetFile {
         }
         let metadata = guarded(|| parquet_file::load(file, PageIndexPolicy::Optional))
             .map_err(|cause| unsound(&self.location, cause))?;
-        let Chosen { read, unread } = fields::choose(metadata.schema(), &self.source)
+        let Chosen { read, unread } = choice::choose(metadata.schema(), &self.source)
             .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location)))?;
         let mask = ProjectionMask::roots(metadata.parquet_schema(), read);
         let rows_of = |group: &RowGroupMetaData| u64::try_from(group.num_rows()).ok();

@@ -1,0 +1,203 @@
+"""ms-swift with balanced batches: two ranks train what `swift sft` trains in one process without dflop.
+
+The model is a tiny LLaVA, the data are chats with pictures and without. The plugin is the one of
+docs/frameworks.md. `make test-frameworks` runs these tests in an environment of ms-swift's own versions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+pytest.importorskip("swift", reason="ms-swift is not installed: `make test-frameworks`")
+PAGE = Path(__file__).resolve().parents[2] / "docs/frameworks.md"
+TOLERANCE = 1e-5
+TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}]{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}"
+    "{% endif %}{% endfor %}{% endif %}</s>{% endfor %}"
+)
+
+
+def write_model(folder):
+    """A tiny LLaVA 1.5 with weights and processor; every byte of text is a token."""
+    import torch
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import (
+        CLIPImageProcessor,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+        PreTrainedTokenizerFast,
+    )
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = Tokenizer(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokens.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>", "<pad>", "<image>"]
+    tokens.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokens, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    processor = LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=TEMPLATE,
+    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {
+        **sizes,
+        "model_type": "llama",
+        "num_key_value_heads": 1,
+        "vocab_size": len(tokenizer),
+        "tie_word_embeddings": False,
+    }
+    config = LlavaConfig(
+        vision_config={**sizes, "model_type": "clip_vision_model", "patch_size": 14, "image_size": 56},
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    torch.manual_seed(0)
+    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def write_chats(folder, count=28):
+    """As ms-swift's own format has them; a third are of text alone, answers differ in length."""
+    from PIL import Image
+
+    draw = random.Random(0)
+    lines = []
+    for sample in range(count):
+        paths = []
+        for place in range(draw.choice([0, 0, 1, 1, 2, 3])):
+            paths.append(str(folder / f"{sample}_{place}.png"))
+            picture = Image.effect_noise((draw.randrange(40, 120), 60), 40).convert("RGB")
+            picture.save(paths[-1])
+        answer = " ".join(
+            draw.choice(["red", "a", "sky"]) for _ in range(2 + int(draw.lognormvariate(2, 0.9)))
+        )
+        question = {"role": "user", "content": "<image>" * len(paths) + "what?"}
+        row = {"messages": [question, {"role": "assistant", "content": answer}]}
+        lines.append(json.dumps({**row, "images": paths} if paths else row))
+    (folder / "chats.jsonl").write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Model, data and the plugin of the page."""
+    folder = tmp_path_factory.mktemp("swift")
+    write_model(folder / "model")
+    write_chats(folder)
+    section = PAGE.read_text().split("## ms-swift\n")[1]
+    (folder / "plugin.py").write_text(re.findall(r"^```python\n(.*?)^```", section, flags=re.M | re.S)[0])
+    return folder
+
+
+def sft(folder, out, num_ranks, *arguments, fails=False):
+    """Runs `swift sft` as its users do; the losses of its steps, or what it says where it fails."""
+    given = {
+        "model": folder / "model",
+        "model_type": "llava1_5_hf",
+        "template": "llava1_5_hf",
+        "dataset": folder / "chats.jsonl",
+        "tuner_type": "full",
+        "freeze_vit": False,
+        "freeze_aligner": False,
+        "torch_dtype": "float32",
+        "num_train_epochs": 1,
+        "learning_rate": 0.1,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 1e9,
+        "output_dir": out,
+        "add_version": False,
+        "logging_steps": 1,
+        "save_only_model": True,
+        "report_to": "none",
+        "split_dataset_ratio": 0,
+        "dataset_shuffle": False,
+        "train_dataloader_shuffle": False,
+        "use_cpu": True,
+        "check_model": False,
+        "gradient_checkpointing": False,
+        "dataloader_num_workers": 0,
+        "dataset_num_proc": 1,
+    }
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    environment = {**os.environ, "MODELSCOPE_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {"NPROC_PER_NODE": str(num_ranks), "MASTER_PORT": str(random.randrange(20_000, 40_000))}
+    command = [sys.executable, "-m", "swift.cli.main", "sft", *words, *arguments]
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert (done.returncode != 0) == fails, done.stderr[-4000:]
+    if fails:
+        return done.stdout + done.stderr
+    lines = [json.loads(line) for line in (Path(out) / "logging.jsonl").read_text().splitlines()]
+    return [float(line["loss"]) for line in lines if "loss" in line]
+
+
+def difference(found, expected):
+    """The largest relative error of a parameter; gradients of biases of keys are zero but for rounding."""
+    assert found.keys() == expected.keys()
+    return max(
+        float((found[name] - value).norm() / value.norm().clamp(min=1e-6)) for name, value in expected.items()
+    )
+
+
+def weights(out):
+    (directory,) = Path(out).glob("checkpoint-*")
+    return load_file(directory / "model.safetensors")
+
+
+BALANCED = ("--external_plugins", "plugin.py", "--callbacks", "dflop")
+
+
+def test_two_ranks_train_what_one_process_trains(folder, tmp_path):
+    """28 chats in steps of 8, the last one of 4: the same samples a step, in the order of the file, as without dflop."""
+    alone = sft(
+        folder,
+        tmp_path / "alone",
+        1,
+        "--per_device_train_batch_size",
+        "8",
+        "--gradient_accumulation_steps",
+        "1",
+    )
+    sizes = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2")
+    balanced = sft(folder, tmp_path / "balanced", 2, *sizes, *BALANCED)
+    assert len(alone) == 4
+    assert balanced == pytest.approx(alone, rel=1e-4)
+    expected, found = weights(tmp_path / "alone"), weights(tmp_path / "balanced")
+    assert difference(found, expected) <= TOLERANCE
+    before = load_file(folder / "model/model.safetensors")
+    assert difference(before, expected) > 1e-2
+    (state,) = (tmp_path / "balanced").glob("checkpoint-*/trainer_state.json")
+    assert "BalancedSteps" in json.loads(state.read_text())["stateful_callbacks"]
+
+
+def test_what_cannot_be_balanced_is_refused(folder, tmp_path):
+    """Before a step is trained."""
+    sizes = (
+        "--per_device_train_batch_size",
+        "2",
+        "--group_by_length",
+        "true",
+        "--train_dataloader_shuffle",
+        "true",
+    )
+    said = sft(folder, tmp_path / "grouped", 1, *sizes, "--lazy_tokenize", "false", *BALANCED, fails=True)
+    assert "`--group_by_length` is set, leave it out: samples are chosen here" in said
