@@ -15,7 +15,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-measured bench-padding docs site picture package wheel-aarch64 release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-frameworks test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-measured bench-padding docs site picture package wheel-aarch64 release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,17 @@ test-deepspeed: setup $(DEV) ## The first line under DeepSpeed's ZeRO-0 to 3 on 
 	DS_BUILD_OPS=0 $(UV) pip install --quiet --python $(BIN)/python --target $(DEEPSPEED) --no-deps --no-build-isolation deepspeed==0.19.8 hjson ninja py-cpuinfo einops msgpack
 	@# It compiles its shared-memory sums with ninja where all ranks are of one machine.
 	PATH=$(abspath $(DEEPSPEED))/bin:$$PATH PYTHONPATH=$(DEEPSPEED) $(BIN)/python -m pytest tests/dist/test_deepspeed.py
+
+# Each with the versions that it pins itself, and apart from `.venv`. `make test-frameworks FRAMEWORKS=NAME` runs one.
+FRAMEWORKS := llamafactory
+test-frameworks: setup ## The first line in LLaMA-Factory on two CPU ranks (installs it; minutes)
+	@set -e; for name in $(FRAMEWORKS); do \
+	  python=target/frameworks/$$name/bin/python; \
+	  $(UV) venv --quiet --allow-existing --python $(BIN)/python target/frameworks/$$name; \
+	  $(UV) pip install --quiet --python $$python --no-deps -r tests/frameworks/$$name.lock; \
+	  $(UV) pip install --quiet --python $$python --no-deps --reinstall dist/dflop-*.whl; \
+	  $$python -m pytest tests/frameworks/test_$$name.py; \
+	done
 
 test-gpu: setup $(DEV) ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

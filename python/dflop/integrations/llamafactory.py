@@ -1,0 +1,111 @@
+"""LLaMA-Factory with balanced batches: its own command, its own YAML.
+
+    torchrun --nproc-per-node 8 -m dflop.integrations.llamafactory train.yaml
+
+train.yaml, key=value ... --> options under `dflop` --> `balance` of the trainer that `run_sft` makes
+                          --> all others            --> `run_exp`, which is LLaMA-Factory's whole training
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from dflop.integrations.yaml_options import balance_as_asked, checked
+
+_REFUSED = (
+    # (attribute of LLaMA-Factory's arguments, values that are taken, why no other)
+    ("stage", ("sft",), "the other stages have losses that are no sum over label tokens"),
+    ("packing", (False, None), "it makes rows of several samples before they are balanced"),
+    ("neat_packing", (False, None), "it makes rows of several samples before they are balanced"),
+    ("streaming", (False, None), "balancing needs the costs of all rows"),
+    ("use_mca", (False, None), "Megatron has another trainer"),
+    ("use_hyper_parallel", (False, None), "HyperParallel has another trainer"),
+    ("use_ray", (False, None), "Ray starts its ranks without dflop: start them with torchrun"),
+    ("use_asft_loss", (False, None), "its loss is a mean of each microbatch, not of the step"),
+    (
+        "ignore_pad_token_for_loss",
+        (True,),
+        "padding would be learnt, and balanced batches have other padding",
+    ),
+    ("shift_attn", (False, None), "its groups of tokens depend on the padding of the batch"),
+    ("mixture_of_depths", (None,), "which tokens a layer leaves out depends on the padding of the batch"),
+)
+
+
+def train(arguments: dict[str, Any]) -> None:
+    """Runs LLaMA-Factory's training; call it on every rank.
+
+    Costs are counted from the rows that the trainer holds, after LLaMA-Factory dropped, cut, mixed and
+    tokenized them, so each cost is that of its row.
+
+    Args:
+        arguments: what the YAML says; under `dflop` the options of `yaml_options.checked`.
+
+    Raises:
+        ModuleNotFoundError: LLaMA-Factory is not installed.
+        RuntimeError: its version is another than those that were tried, and has no such trainer.
+        ValueError: the YAML asks for what cannot be balanced; the message says which key.
+    """
+    tuner = import_module("llamafactory.train.tuner")
+    workflow = import_module("llamafactory.train.sft.workflow")
+    arguments = dict(arguments)
+    options = checked(arguments.pop("dflop", None))
+    theirs, read = getattr(workflow, "CustomSeq2SeqTrainer", None), getattr(tuner, "get_train_args", None)
+    if theirs is None or read is None:
+        message = (
+            "this version of LLaMA-Factory has no `CustomSeq2SeqTrainer` in `train/sft/workflow.py` or no "
+            "`get_train_args` in `train/tuner.py`: pip install llamafactory==0.9.5"
+        )
+        raise RuntimeError(message)
+
+    def get_train_args(given: Any = None) -> Any:
+        groups = read(given)
+        _check(groups, options)
+        return groups
+
+    class BalancedTrainer(theirs):
+        """LLaMA-Factory's trainer, on balanced batches."""
+
+        def train(self, *given: Any, **named: Any) -> Any:
+            shuffle = {"shuffle": False} if self.finetuning_args.disable_shuffling else {}
+            balance_as_asked(self, {**shuffle, **options})
+            return super().train(*given, **named)
+
+    workflow.CustomSeq2SeqTrainer, tuner.get_train_args = BalancedTrainer, get_train_args
+    try:
+        tuner.run_exp(arguments)
+    finally:
+        workflow.CustomSeq2SeqTrainer, tuner.get_train_args = theirs, read
+
+
+def _check(groups: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Refuses what cannot be balanced; `groups` are the arguments of model, data, training and so on."""
+    given = {name: value for group in groups for name, value in vars(group).items()}
+    for name, taken, why in _REFUSED:
+        if (value := given.get(name, taken[0])) not in taken:
+            message = f"`{name}` is {value!r}, must be {taken[0]!r} for balanced batches: {why}"
+            raise ValueError(message)
+    is_reentrant = given["use_reentrant_gc"] and not given["disable_gradient_checkpointing"]
+    if options.get("balance_encoder") and is_reentrant and not given["freeze_vision_tower"]:
+        message = (
+            "`use_reentrant_gc` is True, must be False for `dflop.balance_encoder` with a trained encoder: "
+            "DDP would see the encoder's gradients twice"
+        )
+        raise ValueError(message)
+
+
+def main() -> None:
+    """The command: reads the YAML and what follows it as `llamafactory-cli train` does."""
+    arguments = import_module("llamafactory.hparams.parser").read_args()
+    if not isinstance(arguments, dict):
+        message = (
+            f"the arguments are {arguments}, must begin with a file: torchrun --nproc-per-node 8 -m "
+            "dflop.integrations.llamafactory train.yaml [key=value ...]"
+        )
+        raise SystemExit(message)
+    train(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What the YAML of a fine-tuning framework says under `dflop:`, and the lines that it asks for.
+
+dflop:
+  remove_padding: true      # the third line
+  balance_encoder: true     # the second line
+  is_padded: true           # all others are arguments of `balance`: the first line, which is always taken
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from dflop.data.sampler import BalancedBatchSampler
+
+_LINES = ("balance_encoder", "remove_padding")
+"""Keys that are true or false, by the names of the functions that they call."""
+
+_NOT_OF_YAML = ("self", "source", "batch_size", "num_replicas", "rank", "num_buckets", "num_samples")
+"""Arguments of the sampler that the trainer decides."""
+
+
+def checked(options: Any) -> dict[str, Any]:
+    """The options, before anything is loaded.
+
+    Args:
+        options: what the YAML has under `dflop:`; None where it has no such key.
+
+    Returns:
+        A copy.
+
+    Raises:
+        ValueError: it is no mapping, or has a key that is not known, or a line is neither true nor false.
+    """
+    if options is None:
+        return {}
+    known = [
+        *_LINES,
+        *sorted(inspect.signature(BalancedBatchSampler.__init__).parameters.keys() - {*_NOT_OF_YAML}),
+    ]
+    allowed = ", ".join(f"`{name}`" for name in known)
+    if not isinstance(options, dict):
+        message = f"`dflop` is {options!r}, must have keys of its own: {allowed}"
+        raise ValueError(message)
+    for name, value in options.items():
+        if name not in known:
+            message = f"`dflop.{name}` is not known, must be one of {allowed}"
+            raise ValueError(message)
+        if name in _LINES and not isinstance(value, bool):
+            message = f"`dflop.{name}` is {value!r}, must be true or false"
+            raise ValueError(message)
+    return dict(options)
+
+
+def balance_as_asked(trainer: Any, options: dict[str, Any]) -> None:
+    """Takes the lines that the options ask for; call it on every rank, before the trainer wraps its model.
+
+    Args:
+        trainer: of `transformers`, or made of it.
+        options: from `checked`.
+    """
+    from dflop.integrations.transformers import balance
+
+    of_batches = {name: value for name, value in options.items() if name not in _LINES}
+    costs = None
+    if options.get("balance_encoder"):
+        from dflop.integrations.encoder import balance_encoder
+        from dflop.integrations.row_costs import costs_of_rows
+
+        # Of the whole model: what the second line makes even already is none of the first one's.
+        costs = costs_of_rows(trainer.train_dataset, trainer.model, trainer.processing_class).llm_alone()
+        balance_encoder(trainer.model)
+    if options.get("remove_padding"):
+        from dflop.integrations.padding import remove_padding
+
+        remove_padding(trainer.model)
+    balance(trainer, costs, **of_batches)

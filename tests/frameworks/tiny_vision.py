@@ -1,0 +1,146 @@
+"""A directory of a tiny Qwen2.5-VL with its processor, and chats with pictures and without, as fine-tuners have them."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import torch
+
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+)
+SPECIAL += ("<|video_pad|>",)
+CHAT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
+{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in part %}{{ part['text'] }}\
+{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def write_model(directory, seed=0):
+    """Configuration, weights in float32 and processor; every byte of text is a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import (
+        PreTrainedTokenizerFast,
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = Tokenizer(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokens.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokens,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=[
+            token for token in SPECIAL if token not in ("<|im_end|>", "<|endoftext|>")
+        ],
+    )
+    ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(list(SPECIAL)), strict=True))
+    small = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}}
+    processor = Qwen2_5_VLProcessor(
+        Qwen2VLImageProcessor(**small),
+        tokenizer,
+        Qwen2VLVideoProcessor(**small),
+        chat_template=CHAT_TEMPLATE,
+    )
+    config = Qwen2_5_VLConfig(
+        vision_config={
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_heads": 2,
+            "depth": 2,
+            "hidden_size": 16,
+            "out_hidden_size": 24,
+            "intermediate_size": 32,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": 24,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 512,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]},
+            "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": ids["<|endoftext|>"],
+            "bos_token_id": None,
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    torch.manual_seed(seed)
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(directory)
+    processor.save_pretrained(directory)
+    return directory
+
+
+def chats(folder, count=26, seed=0):
+    """Of each sample its question, its answer and the paths of its pictures; every third has none."""
+    from PIL import Image
+
+    draw = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for sample in range(count):
+        pictures = []
+        for place in range(0 if sample % 3 == 2 else draw.randrange(1, 3)):
+            width, height = draw.randrange(28, 150), draw.randrange(28, 150)
+            picture = Image.effect_noise((width, height), draw.randrange(20, 90)).convert("RGB")
+            path = folder / f"{sample}_{place}.png"
+            picture.save(path)
+            pictures.append(str(path))
+        found.append((words(draw, 1, 8), words(draw, 1, 14), pictures))
+    return found
+
+
+def words(draw, least, most):
+    return " ".join(
+        draw.choice(["red", "a", "tree", "of", "boat", "seven"]) for _ in range(draw.randrange(least, most))
+    )
+
+
+def write_sharegpt(path, samples):
+    """As LLaMA-Factory's multimodal example has it: `messages` with `<image>`, and `images`."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "<image>" * len(pictures) + question},
+                {"role": "assistant", "content": answer},
+            ],
+            "images": pictures,
+        }
+        for question, answer, pictures in samples
+    ]
+    path.write_text(json.dumps(rows))
+
+
+def difference(found, expected):
+    """The largest relative error of a parameter, of two state dictionaries with the same names."""
+    assert found.keys() == expected.keys()
+    return max(
+        float((found[name] - value).norm() / value.norm().clamp(min=1e-6)) for name, value in expected.items()
+    )
