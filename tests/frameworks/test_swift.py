@@ -122,6 +122,8 @@ def sft(folder, out, num_ranks, *arguments, fails=False):
         "lr_scheduler_type": "constant",
         "optim": "sgd",
         "max_grad_norm": 1e9,
+        # It would act on the layer that nobody reads, which the second line gives a gradient of zero.
+        "weight_decay": 0,
         "output_dir": out,
         "add_version": False,
         "logging_steps": 1,
@@ -164,29 +166,61 @@ def weights(out):
 
 
 BALANCED = ("--external_plugins", "plugin.py", "--callbacks", "dflop")
+ALONE = ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1")
+LORA = ("--tuner_type", "lora", "--lora_rank", "4", "--lora_dtype", "float32", "--freeze_vit", "true")
 
 
-def test_two_ranks_train_what_one_process_trains(folder, tmp_path):
-    """28 chats in steps of 8, the last one of 4: the same samples a step, in the order of the file, as without dflop."""
-    alone = sft(
-        folder,
-        tmp_path / "alone",
-        1,
+@pytest.fixture(scope="module")
+def alone(folder, tmp_path_factory):
+    """28 chats in steps of 8, the last one of 4, in the order of the file: losses and weights of ms-swift itself."""
+    out = tmp_path_factory.mktemp("alone")
+    losses = sft(folder, out, 1, *ALONE)
+    assert len(losses) == 4
+    assert difference(load_file(folder / "model/model.safetensors"), weights(out)) > 1e-2
+    return losses, weights(out)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulation", "lines"), [(2, 2, ""), (4, 1, "balance_encoder=True, remove_padding=True")]
+)
+def test_two_ranks_train_what_one_process_trains(batch_size, accumulation, lines, folder, alone, tmp_path):
+    """With the first line, and with all three."""
+    sizes = (
         "--per_device_train_batch_size",
-        "8",
+        str(batch_size),
+        "--gradient_accumulation_steps",
+        str(accumulation),
+    )
+    plugin = (folder / "plugin.py").read_text()
+    assert "register()" in plugin
+    (tmp_path / "plugin.py").write_text(plugin.replace("register()", f"register({lines})"))
+    changed = ("--external_plugins", str(tmp_path / "plugin.py"), "--callbacks", "dflop")
+    losses = sft(folder, tmp_path / "out", 2, *sizes, *changed)
+    assert losses == pytest.approx(alone[0], rel=1e-4)
+    assert difference(weights(tmp_path / "out"), alone[1]) <= TOLERANCE
+    (state,) = (tmp_path / "out").glob("checkpoint-*/trainer_state.json")
+    assert "BalancedSteps" in json.loads(state.read_text())["stateful_callbacks"]
+
+
+def test_adapters_and_a_run_that_resumes(folder, tmp_path):
+    """From the second step of four, in another order than the file's: the same samples, once each."""
+    sizes = (
+        "--per_device_train_batch_size",
+        "4",
         "--gradient_accumulation_steps",
         "1",
+        "--train_dataloader_shuffle",
+        "true",
     )
-    sizes = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2")
-    balanced = sft(folder, tmp_path / "balanced", 2, *sizes, *BALANCED)
-    assert len(alone) == 4
-    assert balanced == pytest.approx(alone, rel=1e-4)
-    expected, found = weights(tmp_path / "alone"), weights(tmp_path / "balanced")
-    assert difference(found, expected) <= TOLERANCE
-    before = load_file(folder / "model/model.safetensors")
-    assert difference(before, expected) > 1e-2
-    (state,) = (tmp_path / "balanced").glob("checkpoint-*/trainer_state.json")
-    assert "BalancedSteps" in json.loads(state.read_text())["stateful_callbacks"]
+    kept = ("--save_only_model", "false", "--save_steps", "2", *LORA, *BALANCED)
+    whole = sft(folder, tmp_path / "whole", 2, *sizes, *kept)
+    first = ("--resume_from_checkpoint", str(tmp_path / "whole/checkpoint-2"))
+    again = sft(folder, tmp_path / "again", 2, *sizes, *kept, *first)
+    assert again[-2:] == pytest.approx(whole[-2:], rel=1e-4)
+    adapters = [
+        load_file(tmp_path / run / "checkpoint-4/adapter_model.safetensors") for run in ("whole", "again")
+    ]
+    assert difference(*adapters) <= TOLERANCE
 
 
 def test_what_cannot_be_balanced_is_refused(folder, tmp_path):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from swift.callbacks import TrainerCallback, callbacks_map
 
+import dflop
 from dflop.integrations.row_costs import costs_of_rows
-from dflop.integrations.transformers import balance
+from dflop.integrations.yaml_options import balance_as_asked, checked
 
 if TYPE_CHECKING:
     import os
@@ -32,12 +33,17 @@ def register(
             when it reads). None: they are counted from those rows by `costs_of_rows`, each as the chat that
             its `messages` and media are.
         model_dir: the directory whose processor counts them. None: the processor of ms-swift's template.
-        **options: of `balance`, as `giant_llm_cost`.
+        **options: `balance_encoder=True` and `remove_padding=True` take the second and the third line too;
+            others are those of `balance`, as `giant_llm_cost`.
 
     Returns:
         The callback's class. When training starts it raises ValueError for what cannot be balanced: packing,
         streaming, sequence parallelism, `--group_by_length`, and what `balance` refuses.
+
+    Raises:
+        ValueError: an option that is not known.
     """
+    asked = checked(options)
 
     class Balanced(TrainerCallback):
         """Balances the trainer when it starts: only then it holds all that it was told."""
@@ -48,17 +54,22 @@ def register(
 
             def train(*given: Any, **named: Any) -> Any:
                 _check(trainer)
-                found = costs
-                if found is None:
-                    rows = getattr(trainer.train_dataset, "dataset", trainer.train_dataset)
-                    found = costs_of_rows(rows, trainer.model, trainer.template.processor, model_dir)
-                balance(trainer, found, **{"shuffle": trainer.args.train_dataloader_shuffle, **options})
+                shuffle = {"shuffle": trainer.args.train_dataloader_shuffle}
+                balance_as_asked(trainer, {**shuffle, **asked}, _costs(trainer, costs, model_dir))
                 return theirs(*given, **named)
 
             trainer.train = train
 
     callbacks_map[NAME] = Balanced
     return Balanced
+
+
+def _costs(trainer: Any, given: Any, model_dir: str | os.PathLike[str] | None) -> dflop.Costs:
+    if given is not None:
+        return dflop.costs(given)
+    # Below what encodes a row when it is asked for.
+    rows = getattr(trainer.train_dataset, "dataset", trainer.train_dataset)
+    return costs_of_rows(rows, trainer.model, trainer.template.processor, model_dir)
 
 
 def _check(trainer: Any) -> None:

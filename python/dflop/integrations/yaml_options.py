@@ -1,4 +1,4 @@
-"""What the YAML of a fine-tuning framework says under `dflop:`, and the lines that it asks for.
+"""What a fine-tuning framework is told of dflop, in its YAML or its plugin, and the lines that this asks for.
 
 dflop:
   remove_padding: true      # the third line
@@ -9,9 +9,12 @@ dflop:
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflop.data.sampler import BalancedBatchSampler
+
+if TYPE_CHECKING:
+    from dflop.data.costs import Costs
 
 _LINES = ("balance_encoder", "remove_padding")
 """Keys that are true or false, by the names of the functions that they call."""
@@ -24,7 +27,7 @@ def checked(options: Any) -> dict[str, Any]:
     """The options, before anything is loaded.
 
     Args:
-        options: what the YAML has under `dflop:`; None where it has no such key.
+        options: what stands under `dflop:`; None where there is no such key.
 
     Returns:
         A copy.
@@ -52,23 +55,25 @@ def checked(options: Any) -> dict[str, Any]:
     return dict(options)
 
 
-def balance_as_asked(trainer: Any, options: dict[str, Any]) -> None:
+def balance_as_asked(trainer: Any, options: dict[str, Any], costs: Costs | None = None) -> None:
     """Takes the lines that the options ask for; call it on every rank, before the trainer wraps its model.
 
     Args:
         trainer: of `transformers`, or made of it.
         options: from `checked`.
+        costs: of the rows of `train_dataset`. None: they are counted from what the trainer holds.
     """
     from dflop.integrations.transformers import balance
 
     of_batches = {name: value for name, value in options.items() if name not in _LINES}
-    costs = None
     if options.get("balance_encoder"):
         from dflop.integrations.encoder import balance_encoder
         from dflop.integrations.row_costs import costs_of_rows
 
         # Of the whole model: what the second line makes even already is none of the first one's.
-        costs = costs_of_rows(trainer.train_dataset, trainer.model, trainer.processing_class).llm_alone()
+        if costs is None:
+            costs = costs_of_rows(trainer.train_dataset, trainer.model, trainer.processing_class)
+        costs = costs.llm_alone()
         balance_encoder(trainer.model)
     if options.get("remove_padding"):
         from dflop.integrations.padding import remove_padding
