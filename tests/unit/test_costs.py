@@ -277,6 +277,48 @@ def test_a_dataset_of_hugging_face_is_profiled(folder):
         dflop.costs(dataset, model_dir=folder / "data")
 
 
+def test_a_dataset_in_files_is_read_where_they_lie(folder, tmp_path, monkeypatch):
+    """Shuffled and filtered too; rows of two files; what is not in files whole is copied. No row is another's."""
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    words = [2, 9, 4, 30, 1, 17, 12, 6]
+    parts = []
+    for index, some in enumerate((words[:3], words[3:])):
+        lines = [json.dumps({"prompt": "a " * count, "completion": "b"}) for count in some]
+        (tmp_path / f"{index}.jsonl").write_text("\n".join(lines))
+        file = str(tmp_path / f"{index}.jsonl")
+        parts.append(
+            datasets.load_dataset("json", data_files=file, split="train", cache_dir=str(tmp_path / "cache"))
+        )
+    whole = datasets.concatenate_datasets(parts)
+    copied, save = [], datasets.Dataset.save_to_disk
+    monkeypatch.setattr(datasets.Dataset, "save_to_disk", lambda *given: [copied.append(1), save(*given)])
+
+    def sizes(dataset):
+        copied.clear()
+        found = dflop.costs(dataset, model_dir=folder / "model")
+        return [(tokens, cost) for tokens, cost in zip(found.tokens, found.llm_ns, strict=True)]
+
+    expected = sizes(datasets.Dataset.from_list(whole.to_list()))
+    assert copied
+    assert len(set(expected)) == len(words)
+    for dataset, order in (
+        (whole, range(8)),
+        (whole.select([5, 0, 7]), [5, 0, 7]),
+        (whole.shuffle(seed=1), whole.add_column("at", range(8)).shuffle(seed=1)["at"]),
+    ):
+        assert sizes(dataset) == [expected[at] for at in order]
+        assert not copied
+    # A slice of the first file, and as many rows in memory as it leaves out: the file has as many rows, but others.
+    one = datasets.Dataset.from_list([{"prompt": "a " * 50, "completion": "b"}] * 4)
+    sliced = datasets.concatenate_datasets([parts[1].select(range(1)), one])
+    assert len(sliced) == len(parts[1])
+    first, *others = [tokens for tokens, _ in sizes(sliced)]
+    assert first == expected[3][0]
+    assert {*others} == {others[0]} != {expected[4][0]}
+    assert copied
+
+
 def tiny_dataset(**columns):
     """Three samples of text, with further columns."""
     datasets = pytest.importorskip("datasets")

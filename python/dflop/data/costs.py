@@ -90,6 +90,25 @@ class Costs:
         native = self._native.with_costs([(0, llm_ns) for llm_ns in self.llm_ns])
         return Costs(native, num_extrapolated=self.num_extrapolated)
 
+    def taken(self, order: Sequence[int]) -> Costs:
+        """Costs of some of the samples, in an order of their own, for example of a dataset that was shuffled.
+
+        Args:
+            order: which sample each is of, among those that have a cost.
+
+        Returns:
+            Costs with their tokens and bytes. They are at the positions 0, 1, 2, ...; none is bad.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        encoder_ns, llm_ns = self.encoder_ns, self.llm_ns
+        pairs = [(encoder_ns[index], llm_ns[index]) for index in order]
+        sizes = {name: column for name in ("tokens", "bytes") if (column := getattr(self, name)) is not None}
+        kept = {name: _numbers([column[index] for index in order], name) for name, column in sizes.items()}
+        native = SampleCosts.of_list(pairs)
+        return Costs(native.with_sizes(**kept) if kept else native, num_extrapolated=self.num_extrapolated)
+
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes a line for each sample, as `dflop advise --costs` and `dflop schedule --costs` read them.
 
@@ -149,8 +168,8 @@ def costs(
             also as an array or tensor of tensor shape (samples, 2); or a shape with `llm_tokens` and
             `encoder_tokens` or `encoder_segments`, as attributes or keys. Or a function that gives such an
             entry for an index. Or the path of a data profile. Or a `datasets.Dataset`, which is profiled as
-            `dflop profile data` does it, in a temporary copy: for a large one make the profile once and give
-            its path. Integers are taken as they are; other numbers keep nine digits of the largest. Of
+            `dflop profile data` does it, where its files lie; what `map` made in memory is copied to a
+            temporary folder. Integers are taken as they are; others keep nine digits of the largest. Of
             shapes the cost is the token count, scaled so that encoder and LLM weigh the same over the
             dataset; attention's squares are not in it.
         model_profile: The path of a model profile, by which the samples of a data profile are costed in
@@ -212,10 +231,12 @@ def costs(
         found = _of_profile(source, model_of, cost, batch_size)
     elif saved.is_dataset(source):
         with TemporaryDirectory(prefix="dflop-") as folder:
-            path, notices = saved.profile(source, model_dir, Path(folder))
+            path, notices, order = saved.profile(source, model_dir, Path(folder))
             for notice in notices:
                 _warn(notice)
             found = _of_profile(path, model_of, cost, batch_size)
+            if order is not None:
+                found = found.taken(order)
     else:
         if model_profile is not None or model is not None:
             what = type(source).__name__

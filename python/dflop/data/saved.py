@@ -1,6 +1,6 @@
-"""A `datasets.Dataset` is profiled as `dflop profile data` does it: saved into a folder, measured there.
+"""A `datasets.Dataset` is profiled as `dflop profile data` does it: where its files lie, or from a copy.
 
-dataset -> folder/data, folder/dflop.yaml -> folder/data_profile.parquet, and what the verb noticed
+dataset -> folder/data, folder/dflop.yaml -> folder/data_profile.parquet, what the verb noticed, and the rows
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from dflop._native import ProfileError, families
@@ -35,8 +36,12 @@ def is_dataset(source: Any) -> bool:
     return hasattr(source, "save_to_disk") and hasattr(source, "column_names")
 
 
-def profile(dataset: Any, model_dir: str | os.PathLike[str] | None, folder: Path) -> tuple[Path, list[str]]:
+def profile(
+    dataset: Any, model_dir: str | os.PathLike[str] | None, folder: Path
+) -> tuple[Path, list[str], list[int] | None]:
     """Makes the data profile, by the command line's own verb.
+
+    A dataset whose rows lie in files, as `load_dataset` caches them, is read there; others are copied.
 
     Args:
         dataset: What `is_dataset` knows.
@@ -44,7 +49,8 @@ def profile(dataset: Any, model_dir: str | os.PathLike[str] | None, folder: Path
         folder: An empty one, for the copy and the profile.
 
     Returns:
-        The profile's path, and notices, for example of fields that are not read.
+        The profile's path; notices, for example of fields that are not read; and the row of the profile that
+        each row of the dataset is (None: the same one).
 
     Raises:
         ValueError: No directory, several splits, or no samples.
@@ -62,13 +68,72 @@ def profile(dataset: Any, model_dir: str | os.PathLike[str] | None, folder: Path
         message = "there are no samples"
         raise ValueError(message)
     data = folder / "data"
-    dataset.save_to_disk(data)
+    (whole,) = splits.values()
+    if not _is_linked(whole, data):
+        whole.save_to_disk(data)
+        return (*_profiled(data, model_dir, folder), None)
+    # Which rows of its files are its rows, after a shuffle or a filter.
+    indices = getattr(whole, "_indices", None)
+    order = None if indices is None else indices.column(0).to_pylist()
+    try:
+        return (*_profiled(data, model_dir, folder), order)
+    except ProfileError:
+        if order is None:
+            raise
+    # What is wrong may be a row that the dataset leaves out, and the error is to count its own rows.
+    rmtree(data)
+    whole.save_to_disk(data)
+    return (*_profiled(data, model_dir, folder), None)
+
+
+def _is_linked(dataset: Any, data: Path) -> bool:
+    """Makes `data` a saved dataset of links to the files that hold all of its rows; False: none do."""
+    from datasets.table import list_table_cache_files
+
+    files = list(map(Path, list_table_cache_files(dataset.data)))
+    if not files or not _is_whole(dataset.data, files):
+        return False
+    data.mkdir()
+    names = [f"{index}.arrow" for index in range(len(files))]
+    for name, file in zip(names, files, strict=True):
+        (data / name).symlink_to(file.resolve())
+    state = {"_data_files": [{"filename": name} for name in names], "_split": None}
+    (data / "state.json").write_text(json.dumps(state))
+    return True
+
+
+def _is_whole(table: Any, files: list[Path]) -> bool:
+    """Whether the table is these files, one behind the other: columns, chunks and first rows of chunks."""
+    import pyarrow as pa
+
+    start, lengths = 0, [len(chunk) for chunk in table.column(0).chunks] if table.num_columns else []
+    found = []
+    for file in files:
+        try:
+            source = pa.memory_map(str(file))
+            with pa.ipc.open_stream(source) as batches:
+                if not batches.schema.equals(table.schema):
+                    return False
+                for batch in batches:
+                    first = pa.Table.from_batches([batch.slice(0, 1)])
+                    if not table.table.slice(start, 1).equals(first):
+                        return False
+                    found.append(batch.num_rows)
+                    start += batch.num_rows
+        except (OSError, pa.ArrowInvalid):
+            return False
+    return found == lengths
+
+
+def _profiled(data: Path, model_dir: str | os.PathLike[str], folder: Path) -> tuple[Path, list[str]]:
+    """The profile of what was saved in `data`, and notices."""
     directory = Path(model_dir).resolve()
     model = {"dir": str(directory)}
     if _has_no_rule(directory):
         # Its own processor is asked.
         model["family"] = PROCESSOR
-    config = {"model": model, "data": {"mixture": str(data)}}
+    # Where `datasets` itself looks for media whose names are relative.
+    config = {"model": model, "data": {"mixture": str(data), "media_root": str(Path.cwd())}}
     (folder / "dflop.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "dflop", "profile", "data", "--config", str(folder / "dflop.yaml")]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -47,8 +47,8 @@ def train(arguments: dict[str, Any]) -> None:
         RuntimeError: its version is another than those that were tried, and has no such trainer.
         ValueError: the YAML asks for what cannot be balanced; the message says which key.
     """
-    tuner = import_module("llamafactory.train.tuner")
-    workflow = import_module("llamafactory.train.sft.workflow")
+    tuner: Any = import_module("llamafactory.train.tuner")
+    workflow: Any = import_module("llamafactory.train.sft.workflow")
     arguments = dict(arguments)
     options = checked(arguments.pop("dflop", None))
     theirs, read = getattr(workflow, "CustomSeq2SeqTrainer", None), getattr(tuner, "get_train_args", None)

@@ -172,7 +172,7 @@ def _merged_of(config: Any, kind: str) -> float:
         for name, power in _FIELDS:
             if isinstance(value := getattr(place, name, None), (int, float)) and value > 0:
                 return float(value**power)
-    if features := getattr(config, "mm_tokens_per_image", None):
+    if part is not None and (features := getattr(config, "mm_tokens_per_image", None)):
         return float((part.image_size // part.patch_size) ** 2 / features)
     if isinstance(mode := getattr(config, "downsample_mode", None), str) and mode[:-1].isdigit():
         return float(mode[:-1])

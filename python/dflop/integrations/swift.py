@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from swift.callbacks import TrainerCallback, callbacks_map
+# Of ms-swift, whose own versions of everything stand apart from ours.
+from swift.callbacks import TrainerCallback, callbacks_map  # pyright: ignore[reportMissingImports]
 
 import dflop
 from dflop.integrations.row_costs import costs_of_rows

@@ -96,7 +96,8 @@ def balance(
         message = f"`{name}` is {options[name]!r}, leave it out: the trainer decides it ({_OF_TRAINER[name]})"
         raise ValueError(message)
     if costs is None:
-        costs = costs_of_rows(trainer.train_dataset, trainer.model, _processor(trainer), model_dir)
+        model: Any = trainer.model
+        costs = costs_of_rows(trainer.train_dataset, model, trainer.processing_class, model_dir)
     elif model_dir is not None:
         message = "`model_dir` is for costs that are counted, and `costs` are given: leave one out"
         raise ValueError(message)
@@ -144,11 +145,6 @@ def balance(
     if trainer.compute_loss_func is None and not _divides_by_tokens(trainer):
         trainer.compute_loss_func = mean_over_tokens
     return trainer
-
-
-def _processor(trainer: Any) -> Any:
-    """What makes tokens and pictures of a row; a tokenizer where the trainer knows no more."""
-    return getattr(trainer, "processing_class", None)
 
 
 def _is_fsdp2(trainer: Any) -> bool:
