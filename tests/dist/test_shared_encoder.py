@@ -18,10 +18,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from dflop.integrations.assignment import assign_units
+from dflop.integrations.backbone import backbone_of
 from dflop.integrations.encoder import attend_encoder, balance_encoder
 from dflop.integrations.encoder_tiles import ChunkTower, SquareTower
 from dflop.integrations.loss import num_label_tokens, token_loss
-from dflop.models.towers import backbone_of
 
 TOLERANCE = 1e-5
 """Relative error of a parameter's gradient norm in float32: the order of sums differs, nothing else."""
@@ -57,14 +57,17 @@ def join(rank, num_ranks, directory):
 
 def blocks_of(model):
     """What a user of FSDP2 shards one by one: the towers, their layers, and those of the LLM."""
-    inner = model.model
+    # Llama 4 holds its parts itself.
+    inner = getattr(model, "model", model)
     towers = [getattr(inner, name) for name in TOWERS if hasattr(inner, name)]
     found = []
     for tower in towers:
         encoder = getattr(tower, "vision_model", tower)
         layers = getattr(encoder, "blocks", None) or getattr(encoder, "layers", None)
         if layers is None:
-            nested = getattr(encoder, "encoder", None) or encoder.transformer
+            nested = next(
+                getattr(encoder, n) for n in ("encoder", "transformer", "model") if hasattr(encoder, n)
+            )
             layers = getattr(nested, "layers", None) or nested.layer
         found += list(layers)
     return towers, found, list(backbone_of(model).layers)
@@ -76,15 +79,18 @@ def shard(model, num_ranks, whole_components, is_shared=True):
     for layer in [*encoder_layers, *llm_layers]:
         fully_shard(layer, mesh=mesh)
     if whole_components:
-        # transformers finds the hidden states of a tower by its class, which FSDP changes: not of LLaVA's. Those of
+        # transformers finds the hidden states of a tower by its class, which FSDP changes: not of LLaVA's and Aya Vision's. Those of
         # Mistral3 the shared encoder makes itself.
-        if not model.config.model_type.startswith("llava" if is_shared else ("llava", "mistral3", "lighton")):
+        if not model.config.model_type.startswith(
+            ("llava", "aya") if is_shared else ("llava", "aya", "mistral3", "lighton")
+        ):
             for tower in towers:
                 fully_shard(tower, mesh=mesh)
         for projector in ("multi_modal_projector", "vision_projection", "projector", "connector"):
             # LFM2-VL's model calls its projector once a tile.
-            if hasattr(model.model, projector) and model.config.model_type != "lfm2_vl":
-                fully_shard(getattr(model.model, projector), mesh=mesh)
+            inner = getattr(model, "model", model)
+            if hasattr(inner, projector) and model.config.model_type != "lfm2_vl":
+                fully_shard(getattr(inner, projector), mesh=mesh)
         # The model embeds before it calls the backbone.
         fully_shard(backbone_of(model).embed_tokens, mesh=mesh)
         fully_shard(backbone_of(model), mesh=mesh)
@@ -159,7 +165,8 @@ def run_case(case, model, num_ranks, rank, steps, references, line=balance_encod
     [
         # Towers of another family, in another's backbone.
         pytest.param(name, 2, marks=pytest.mark.layouts)
-        if name in ("glm4v_moe", "glm46v", "glm_ocr", "idefics3", "qwen3_vl_moe", "qwen3_5_moe")
+        if name
+        in ("glm4v_moe", "glm46v", "glm_ocr", "idefics3", "qwen3_vl_moe", "qwen3_5_moe", "cohere2_vision")
         else (name, 2)
         for name in FAMILIES
     ]
@@ -315,7 +322,7 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
         SquareTower(SimpleNamespace(config=config))
     with pytest.raises(
         ValueError,
-        match="`Linear` holds no model with an encoder of audioflamingo3, gemma3, glm46v, glm4v, glm4v_moe, glm_ocr, idefics3",
+        match="`Linear` holds no model with an encoder of audioflamingo3, aya_vision, cohere2_vision, gemma3, glm46v, glm4v",
     ):
         balance_encoder(torch.nn.Linear(1, 1))
 

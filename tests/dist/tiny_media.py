@@ -5,6 +5,7 @@ from __future__ import annotations
 import tiny_families
 import tiny_llava
 import torch
+from tiny_backbone import TEXT
 
 from dflop._native import families
 
@@ -20,7 +21,69 @@ OMNI_TOKENS = {
     }
     for name, field in (("qwen2_5_omni", "index"), ("qwen3_omni_moe", "id"))
 }
-FAMILIES = tuple(name for name, can in families().items() if can["share"])
+SHARED_ALONE = {
+    "aya_vision": {
+        "vision_config": {
+            **tiny_families.TINY["gemma3"]["vision_config"],
+            "model_type": "siglip_vision_model",
+        },
+        "text_config": {**TEXT, "model_type": "cohere2", "head_dim": 12},
+        "downsample_factor": 2,
+        "vision_feature_layer": -1,
+        "adapter_layer_norm_eps": 1e-6,
+        "alignment_intermediate_size": 64,
+        "image_token_index": MEDIA_TOKEN,
+        "tie_word_embeddings": False,
+    },
+    "cohere2_vision": {
+        "vision_config": {
+            **tiny_families.TINY["gemma3"]["vision_config"],
+            "model_type": "siglip_vision_model",
+        },
+        "text_config": {**TEXT, "model_type": "cohere2", "head_dim": 12},
+        "downsample_factor": 2,
+        "alignment_intermediate_size": 64,
+        "image_token_id": MEDIA_TOKEN,
+        "tie_word_embeddings": False,
+    },
+    "llama4": {
+        "vision_config": {
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+            "image_size": 56,
+            "patch_size": 7,
+        },
+        # Dense and with experts in turn; of three layers one sees everything without positions.
+        "text_config": {
+            **TEXT,
+            "head_dim": 12,
+            "intermediate_size_mlp": 64,
+            "num_local_experts": 2,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3,
+            "pad_token_id": 0,
+        },
+        "image_token_index": MEDIA_TOKEN,
+        "tie_word_embeddings": False,
+    },
+    "paligemma": {
+        "vision_config": {
+            **tiny_families.TINY["gemma3"]["vision_config"],
+            "model_type": "siglip_vision_model",
+        },
+        "text_config": {**TEXT, "model_type": "gemma", "head_dim": 12},
+        "projection_dim": TEXT["hidden_size"],
+        "image_token_index": MEDIA_TOKEN,
+        "tie_word_embeddings": False,
+    },
+}
+"""Families whose encoder is shared out, and that dflop has no rule for: what their configurations say."""
+FAMILIES = (*(name for name, can in families().items() if can["share"]), *SHARED_ALONE)
 
 
 def make_model(name, folder):
@@ -28,6 +91,8 @@ def make_model(name, folder):
     torch.manual_seed(0)
     if name == "llava_onevision":
         directory = tiny_llava.write_model_dir(folder / name)
+    elif name in SHARED_ALONE:
+        directory = tiny_families.write_config(folder / name, name, SHARED_ALONE[name])
     else:
         tokens = {
             "gemma3": {"image_token_index": MEDIA_TOKEN},
@@ -105,6 +170,10 @@ def microbatch(name, media, seed, num_text=7):
         arguments["pixel_values"] = torch.randn(len(media), 3, height, width, generator=generator)
         arguments["image_sizes"] = torch.tensor(media)
         ids = [MEDIA_TOKEN] * sum((height // 28) * (width // 28) for height, width in media)
+    elif name in SHARED_ALONE and media:
+        # Of a tile 8 x 8 patches; two of three families merge four.
+        arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
+        ids = [MEDIA_TOKEN] * ((64 if name == "paligemma" else 16) * media)
     elif name == "internvl" and media:
         arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
         ids = [MEDIA_TOKEN] * (4 * media)
@@ -163,6 +232,9 @@ def microbatch(name, media, seed, num_text=7):
     ids = ids + words
     if name == "gemma3":
         arguments["token_type_ids"] = torch.tensor([[int(token == MEDIA_TOKEN) for token in ids]])
+    if name == "paligemma":
+        # The prompt is seen whole; what is learnt stands behind it.
+        arguments["token_type_ids"] = torch.tensor([[int(label != -100) for label in labels]])
     if name in OMNI_TOKENS:
         arguments["video_second_per_grid"] = torch.ones(sum(what == "video" for what, *_ in media))
     elif is_of_patches(name):
@@ -204,6 +276,7 @@ STEPS = {
 }
 STEPS["audioflamingo3"] = STEPS["voxtral"] = STEPS["qwen2_audio"]
 STEPS["llava"] = STEPS["gemma3"] = STEPS["internvl"]
+STEPS.update(dict.fromkeys(SHARED_ALONE, STEPS["internvl"]))
 STEPS["lighton_ocr"] = STEPS["mistral3"] = [
     [[(112, 84), (28, 56)], [], [(84, 28)], [(56, 56), (28, 28)]],
     [[], [(56, 112)], [], []],

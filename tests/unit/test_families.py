@@ -28,4 +28,7 @@ def test_every_trained_family_has_an_adapter_and_no_other() -> None:
 
 
 def test_every_family_whose_encoder_is_shared_out_has_a_tower_and_no_other() -> None:
-    assert set(TOWERS) == {name for name, can in families().items() if can["share"]}
+    # Of these dflop has no rule: models in other people's trainers alone.
+    others = {"aya_vision", "cohere2_vision", "llama4", "paligemma"}
+    assert set(TOWERS) - others == {name for name, can in families().items() if can["share"]}
+    assert others <= set(TOWERS) - set(families())

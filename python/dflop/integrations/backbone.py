@@ -35,6 +35,9 @@ def backbone_of(model: nn.Module) -> Any:
     """
     whole = unwrapped(model)
     decoder = whole.get_decoder() if hasattr(whole, "get_decoder") else None
+    # Llama 4 names a model with a head.
+    while not hasattr(decoder, "layers") and isinstance(inner := getattr(decoder, "model", None), nn.Module):
+        decoder = inner
     if getattr(decoder, "config", None) is None or not hasattr(decoder, "layers"):
         message = f"`{type(whole).__name__}` has no LLM backbone with layers that `get_decoder` finds"
         raise ValueError(message)

@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from dflop.integrations.encoder_slices import SliceTower
 from dflop.integrations.encoder_tiles import (
+    AdaptedTower,
     ChunkTower,
     ConvolvedChunkTower,
     InternTower,
@@ -387,6 +388,10 @@ class PageTower(PictureTower):
 
 
 TOWERS: dict[str, tuple[type[TileTower], ...]] = {
+    "aya_vision": (SquareTower,),
+    "llama4": (AdaptedTower,),
+    "cohere2_vision": (SquaresTower,),
+    "paligemma": (SquaresTower,),
     "gemma3": (SquaresTower,),
     "glm4v": (GlmTower,),
     "glm4v_moe": (GlmTower,),

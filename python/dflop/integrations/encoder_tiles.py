@@ -137,7 +137,7 @@ class OneKindTower(TileTower):
 
 
 class SquareTower(OneKindTower):
-    """LLaVA 1.5: an image is one tile, and no newline stands among its features."""
+    """LLaVA 1.5 and Aya Vision: tiles among whose features no newline stands."""
 
     parameters = ()
 
@@ -145,9 +145,8 @@ class SquareTower(OneKindTower):
         super().__init__(model)
         kind, known = self.config.vision_config.model_type, ("clip_vision_model", "siglip_vision_model")
         if kind not in known:
-            message = (
-                f"the encoder of a `llava` is `{kind}`, must be {' or '.join(f'`{name}`' for name in known)}"
-            )
+            names = " or ".join(f"`{name}`" for name in known)
+            message = f"the encoder of a `{self.config.model_type}` is `{kind}`, must be {names}"
             raise ValueError(message)
 
 
@@ -194,7 +193,7 @@ class NormedTower(TileTower):
 
 
 class SquaresTower(NormedTower):
-    """Gemma 3: an image is one square and perhaps crops of it, each a row of one call."""
+    """Gemma 3, PaliGemma, Cohere2 Vision: an image is squares, each a row of one call."""
 
     methods = ("get_image_features",)
 
@@ -202,13 +201,21 @@ class SquaresTower(NormedTower):
         super().__init__(model)
         kind = self.config.vision_config.model_type
         if kind != "siglip_vision_model":
-            message = f"the encoder of a `gemma3` is `{kind}`, must be `siglip_vision_model`"
+            family = self.config.model_type
+            message = f"the encoder of a `{family}` is `{kind}`, must be `siglip_vision_model`"
             raise ValueError(message)
 
     def unread(self, tower: nn.Module) -> list[nn.Module]:
         """The pooling head, where there is one."""
         inner: Any = getattr(tower, "vision_model", tower)
         return [module for name, module in inner.named_children() if name == "head"]
+
+
+class AdaptedTower(NormedTower):
+    """Llama 4: a tile is a row of one call; what is read is behind the adapter that merges patches."""
+
+    tower = "vision_model"
+    methods = ("get_image_features",)
 
 
 class ShuffledTower(NormedTower):

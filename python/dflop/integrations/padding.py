@@ -22,6 +22,7 @@ from weakref import WeakSet, ref
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflop.integrations.backbone import backbone_of
@@ -142,8 +143,16 @@ class Unpadded:
             handle._has_attended = True
             return packed_attention(module, query, key, value, attention_mask, **options)
 
+        def mask(*given: Any, **named: Any) -> Any:
+            handle = held()
+            is_packed = handle is None or handle._place is not None
+            if is_packed or (handle._ahead is not None and handle._ahead[1] is not None):
+                return None
+            # Of a model that makes it before it calls its backbone, as PaliGemma: that call is not packed.
+            return ALL_MASK_ATTENTION_FUNCTIONS[handle._before](*given, **named)
+
         AttentionInterface.register(name, attention)
-        AttentionMaskInterface.register(name, _no_mask)
+        AttentionMaskInterface.register(name, mask)
         return name
 
     def _attend_as_before(
@@ -353,10 +362,6 @@ def _reason_against(decoder: Any, config: Any) -> str | None:
         return "its attention has soft caps (`attn_logit_softcapping`)"
     if any(name.endswith("sinks") for name, _ in decoder.named_parameters()):
         return "its attention has sinks"
-    return None
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
     return None
 
 
