@@ -81,7 +81,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
             says which setting.
     """
     # Not above: it imports transformers, which says nothing helpful where accelerate is missing.
-    from dflop.integrations.trainer_steps import BalancedSteps, steps_of
+    from dflop.integrations.trainer_steps import BalancedSteps, load_whole_checkpoints, steps_of
 
     _check(trainer)
     args = trainer.args
@@ -127,6 +127,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
 
     trainer.get_train_dataloader = get_train_dataloader
     trainer.evaluation_loop = evaluation_loop
+    load_whole_checkpoints(trainer)
     trainer.remove_callback(BalancedSteps)
     trainer.add_callback(BalancedSteps(steps_of(sampler, args.gradient_accumulation_steps)))
     if trainer.compute_loss_func is None and not _divides_by_tokens(trainer):
