@@ -191,6 +191,11 @@ class BalancedBatchSampler:
         )
 
     @property
+    def epoch(self) -> int:
+        """That of the next iteration: as chosen or loaded, or the one after an iteration that ended."""
+        return self._start.epoch
+
+    @property
     def num_records(self) -> int:
         """Entries that the dataset must have: the samples with costs, and the bad ones of a profile."""
         return self._num_samples + self._costs.num_bad
