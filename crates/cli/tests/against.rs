@@ -150,6 +150,7 @@ fn a_run_that_has_changed_its_plan_shows_both() {
     assert!(percent(error[1]) < 1.0 && percent(error[0]) > 30.0, "{said}");
     let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
     has(&page, "Before and after the plan changed");
+    has(&page, "the run was trained with 2 plans, 8 of its 20 steps with the last one");
     has(&page, "layout before (plan.json)");
     // Planned again from what it does now: the times are those since the change, and the plan that runs stays what it is.
     let before = fs::read(session.path("demo/plan.live.json")).unwrap();
