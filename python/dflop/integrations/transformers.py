@@ -184,6 +184,12 @@ def _check(trainer: Any) -> None:
         wrong = (
             f"`n_gpu` is {args.n_gpu}: `DataParallel` deals out one batch, start a process a device instead"
         )
+    elif getattr(args, "auto_find_batch_size", False):
+        # It would run out of memory again with the same batches, down to a size of zero.
+        wrong = (
+            "`auto_find_batch_size` is true, and batches do not become smaller here: leave it out and give "
+            "a lower `per_device_train_batch_size`, or a cap, `balance(..., max_tokens=)`"
+        )
     elif args.label_smoothing_factor and not _divides_by_tokens(trainer):
         wrong = (
             f"`label_smoothing_factor` is {args.label_smoothing_factor}, and the model takes no "

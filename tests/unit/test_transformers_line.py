@@ -1,4 +1,4 @@
-"""A trainer of transformers with the first line goes on with the weights of its checkpoint, by whatever names they stand there."""
+"""The first line in a trainer of transformers, in one process: weights of checkpoints, by whatever names they stand there, and what is refused."""
 
 from __future__ import annotations
 
@@ -48,3 +48,9 @@ def test_weights_of_a_checkpoint_come_back_or_are_refused(tmp_path, quiet):
     save_file({name: part for name, part in parts.items() if name != lost}, kept, {"format": "pt"})
     with pytest.raises(ValueError, match=r"checkpoint-1` lacks 1 weights of the model, `.*mlp"):
         made(tmp_path, save_strategy="no").train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-1"))
+
+
+def test_a_search_for_the_batch_size_is_refused(tmp_path, quiet):
+    """Its batches would stay as large until its number is zero."""
+    with pytest.raises(ValueError, match="`auto_find_batch_size` is true, and batches do not become smaller"):
+        made(tmp_path, auto_find_batch_size=True)
