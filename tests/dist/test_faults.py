@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -19,6 +20,8 @@ from test_resume import config, trained
 from dflop._native import GlobalBatches
 from dflop.runtime import checkpoint, executor, gradients, trainer
 from dflop.runtime import rank as rank_process
+from dflop.runtime.failure import RankError
+from dflop.runtime.resume import MANIFEST, find, step_dir
 
 NUM_SAMPLES, BATCH, MICROBATCHES = 20, 8, 4
 RANKS = 2
@@ -187,10 +190,34 @@ def test_a_damaged_file_is_refused_by_name_and_the_checkpoint_before_it_offered(
     other["train"]["seed"] = 77
     ranks = run_training({**asked, "config": other}, tmp_path / "other")
     assert "step-2` has `seed` " in ranks[0].stderr
-    # What was offered is good; the damaged one is put aside.
+    # What was offered is good, by whatever name; the damaged one is put aside.
+    asked["resume"] = str(before.rename(before.with_name("best")))
     assert {rank.result for rank in run_training(asked, tmp_path / "good")} == {0}
     assert trained(out) == expected_batches(demo, 5)
     assert (out / "checkpoints/step-4.undone").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ("", "Expecting value"),
+        ("null", "'NoneType'"),
+        ('{"format_version": 1}', "`step` is missing"),
+        ('{"format_version": 1, "step": 4, "place": null}', "`place` is None"),
+    ],
+)
+def test_a_damaged_manifest_is_refused_and_the_checkpoint_before_it_offered(content, cause, tmp_path):
+    """Not JSON, and JSON that says too little."""
+    for step in (2, 4):
+        step_dir(tmp_path, step).mkdir(parents=True)
+    manifest = step_dir(tmp_path, 4) / MANIFEST
+    manifest.write_text(content)
+    with pytest.raises(
+        RankError, match=re.escape(f"cannot read `{manifest}`, it is damaged: {cause}")
+    ) as error:
+        find("auto", tmp_path, {})
+    before = step_dir(tmp_path, 2)
+    assert error.value.__notes__ == [f"go on from the checkpoint before it: `--resume {before}`"]
 
 
 @pytest.mark.some(1)

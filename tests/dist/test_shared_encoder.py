@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dflop.integrations.assignment import assign_units
 from dflop.integrations.backbone import backbone_of
-from dflop.integrations.encoder import attend_encoder, balance_encoder
+from dflop.integrations.encoder import attend_encoder, balance_encoder, handle_of
 from dflop.integrations.encoder_tiles import ChunkTower, SquareTower
 from dflop.integrations.loss import num_label_tokens, token_loss
 
@@ -132,12 +132,18 @@ CASES_OF_FOUR = [CASES[0], CASES[3]]
 
 
 def run_case(case, model, num_ranks, rank, steps, references, line=balance_encoder):
-    layout, whole_components, _, recomputes = case
+    layout, whole_components, frozen, recomputes = case
     is_ddp = layout == "ddp"
     if recomputes:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     handle = line(model)
     if is_ddp:
+        if frozen:
+            # What is copied computes with weights of its own, and meets the other ranks' copies.
+            model, before = copy.deepcopy(model), model
+            handle = handle_of(getattr(model.model, handle._families[0].tower))
+            for parameter in before.parameters():
+                parameter.data.zero_()
         model = DistributedDataParallel(model)
     else:
         model = shard(model, num_ranks, whole_components, is_shared=line is balance_encoder)

@@ -301,7 +301,7 @@ def write_and_read(saved, read, model_dir, tmp_path):
     def load(saver, tensors, slices):
         for tensor in tensors.values():
             local(tensor).zero_()
-        saver.load(out / "checkpoints" / "step-3")
+        saver.load(out / "checkpoints" / "step-3", 3)
         for n, tensor in whole_of(tensors).items():
             assert torch.equal(tensor, value(n, tensors[n], slices)), n
         return sorted(tensors)

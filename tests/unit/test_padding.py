@@ -232,6 +232,30 @@ def test_two_models_of_a_process_keep_their_own(text_model):
     assert (first.num_tokens, second.num_tokens) == (13, 26)
 
 
+def test_a_copy_keeps_the_line_and_has_weights_of_its_own(tmp_path, quiet):
+    """An average of weights is a `copy.deepcopy`, in training or later: under both lines it computes with its own."""
+    from dflop.integrations import balance_encoder
+
+    model = make_model("llava", tmp_path)
+    batch = batch_of("llava")
+    handle = remove_padding(model)
+    balance_encoder(model)
+    expected = gradients(model, batch)
+    twin = copy.deepcopy(model)
+    counted = handle.num_tokens
+    check_equal(gradients(twin, batch), expected)
+    assert handle.num_tokens == counted, "of the copy"
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    # Neither its tower nor its backbone reads the first model's weights, in training or evaluation.
+    check_equal(gradients(twin, batch), expected)
+    twin.eval()
+    assert torch.isclose(twin(**batch).loss, expected[0], rtol=TOLERANCE)
+    handle.remove()
+    check_equal(gradients(twin.train(), batch), expected)
+
+
 def test_evaluation_and_generation_are_as_before(text_model):
     batch = text_batch([9, 4])
     text_model.set_attn_implementation("eager")

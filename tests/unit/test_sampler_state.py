@@ -92,6 +92,19 @@ def test_a_state_of_something_else_is_refused():
         BalancedBatchSampler(costs(80, 6), 2, num_replicas=4).load_state_dict(state | {"buckets_taken": 2})
 
 
+def test_a_state_of_other_ranks_says_how_it_can_be_loaded():
+    """By default there are as many buckets as ranks; what the error asks for loads."""
+    state = BalancedBatchSampler(costs(80, 6), 2, num_replicas=4).state_dict()
+    for size, replicas in [(2, 2), (4, 2), (2, 8)]:
+        with pytest.raises(ValueError, match="must be equal") as error:
+            BalancedBatchSampler(costs(80, 6), size, num_replicas=replicas).load_state_dict(state)
+        if replicas == 8:
+            assert "its 4 buckets do not divide among 8 replicas" in str(error.value)
+            continue
+        assert "give `batch_size=2, num_buckets=4` (`balanced_loader`: `accumulation=2`)" in str(error.value)
+    BalancedBatchSampler(costs(80, 6), 2, num_replicas=2, num_buckets=4).load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

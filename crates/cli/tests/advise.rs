@@ -196,6 +196,11 @@ fn costs_of_ones_own_are_simulated_as_those_of_a_model() {
     lines[1..].reverse();
     fs::write(session.path("costs.csv"), lines.join("\n")).unwrap();
     let said = session.dflop(&["advise", "--costs", "costs.csv"]);
+    assert!(said.contains("`costs.csv`: line 3: `sample` is not above that of the line before"), "{said}");
+    // Without positions another order is seen where text alone has work on the encoder.
+    let unnamed: Vec<&str> = lines.iter().map(|line| line.split_once(',').unwrap().1).collect();
+    fs::write(session.path("costs.csv"), unnamed.join("\n")).unwrap();
+    let said = session.dflop(&["advise", "--costs", "costs.csv"]);
     assert!(said.contains("the data profile has text alone there, must be 0"), "{said}");
     let said = session.dflop(&[&["advise", "--costs", "costs.csv"], &ESTIMATED[..]].concat());
     assert!(said.contains("cannot be used with"), "{said}");

@@ -78,7 +78,7 @@ fn what_differs_between_two_runs_is_said() {
     fs::copy(session.path("demo/run/metrics.jsonl"), session.path("more/run/metrics.jsonl")).unwrap();
     let said = session.dflop(&["report", "demo", "--against", "more"]);
     has(&said, "demo against more:");
-    has(&said, "No two steps trained the same samples, and their data profiles differ");
+    has(&said, "No two of these steps trained the same samples, and their data profiles differ");
     assert_eq!(row(&said, "step time")[2], "0 %");
     let said = session.dflop(&["report", "demo", "--against", "demo/media"]);
     has(&said, "status: 2");
@@ -130,7 +130,19 @@ fn a_run_that_has_changed_its_plan_shows_both() {
     has(&said, "plan.live.json against plan.json:");
     has(
         &said,
-        "No two steps trained the same samples: means over 11 steps of plan.json and 7 steps of plan.live.json.",
+        "No two of these steps trained the same samples: means over 11 steps of plan.json and 7 steps of plan.live.json.",
+    );
+    // Held against a run of one plan, and of one step: what its means are of is said.
+    train(&session, "demo/one", ["plan.json", "model_profile.json"], 0..1, 1.0);
+    let other = session.dflop(&["report", "demo", "--against", "demo/one"]);
+    has(&other, "Of 19 steps of run, 11 were trained with an earlier plan than the one that is named here.");
+    has(
+        &other,
+        "The first step of run, in which ranks connect, is left out; that of one is not, which has 1 step.",
+    );
+    has(
+        &other,
+        "No two of these steps trained the same samples: means over 1 step of one and 19 steps of run.",
     );
     // The live plan knows that the LLM's ranks are slow, and its steps are as predicted.
     let error = row(&said, "prediction error, median");
@@ -138,6 +150,7 @@ fn a_run_that_has_changed_its_plan_shows_both() {
     assert!(percent(error[1]) < 1.0 && percent(error[0]) > 30.0, "{said}");
     let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
     has(&page, "Before and after the plan changed");
+    has(&page, "the run was trained with 2 plans, 8 of its 20 steps with the last one");
     has(&page, "layout before (plan.json)");
     // Planned again from what it does now: the times are those since the change, and the plan that runs stays what it is.
     let before = fs::read(session.path("demo/plan.live.json")).unwrap();

@@ -17,6 +17,21 @@ fn error_missing_file() {
     snapshot("error_missing_file", &text);
 }
 
+/// `--resume` takes a checkpoint, `export` takes its run: the hint is the command that is meant.
+#[test]
+fn an_export_of_no_run_names_the_run() {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    fs::create_dir_all(session.path("demo/run/checkpoints/step-4")).unwrap();
+    for (named, hint) in [
+        ("demo/run/checkpoints/step-4", "it is a checkpoint: name its run, `dflop export demo/run --step 4`"),
+        ("demo", "name the run in it, `dflop export demo/run`"),
+        ("demo/run/checkpoints", "name the directory of a run of `dflop train` that wrote one"),
+    ] {
+        let said = session.dflop(&["export", named, "--out", "trained"]);
+        assert!(said.contains(&format!("hint: {hint}")), "{said}");
+    }
+}
+
 /// A reader that left (`| head -1`) ends nothing and is no error: files are written, the status is that of the work.
 #[test]
 fn a_closed_pipe_is_no_error() {

@@ -79,15 +79,17 @@ impl Unit {
 
     /// A change in words, always with its sign.
     fn shown_change(self, value: f64) -> String {
-        let sign = match value {
-            v if v < 0.0 => "-",
-            v if v > 0.0 => "+",
-            _ => "",
+        let text = match self {
+            Self::Share => format!("{} points", number::number(100.0 * value.abs())),
+            unit => unit.shown(value.abs()),
         };
-        match self {
-            Self::Share => format!("{sign}{} points", number::number(100.0 * value.abs())),
-            unit => format!("{sign}{}", unit.shown(value.abs())),
-        }
+        // What is shown as 0 has no sign.
+        let sign = match value {
+            _ if !text.contains(|c: char| ('1'..='9').contains(&c)) => "",
+            v if v < 0.0 => "-",
+            _ => "+",
+        };
+        format!("{sign}{text}")
     }
 }
 
@@ -124,6 +126,12 @@ impl AgainstRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_change_that_is_shown_as_nothing_has_no_sign() {
+        let shown = [0.0, -1e-9, -0.25, 0.25].map(|value| Unit::Plain.shown_change(value));
+        assert_eq!(shown, ["0", "0", "-0.250", "+0.250"]);
+    }
 
     #[test]
     fn cells_say_value_change_and_interval() {

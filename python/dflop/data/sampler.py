@@ -191,6 +191,11 @@ class BalancedBatchSampler:
         )
 
     @property
+    def epoch(self) -> int:
+        """That of the next iteration: as chosen or loaded, or the one after an iteration that ended."""
+        return self._start.epoch
+
+    @property
     def num_records(self) -> int:
         """Entries that the dataset must have: the samples with costs, and the bad ones of a profile."""
         return self._num_samples + self._costs.num_bad
@@ -397,7 +402,8 @@ class BalancedBatchSampler:
             # States of the first version do not say whether samples were shuffled, and knew no giants.
             theirs = state.get(name, mine if name == "shuffle" else 0)
             if theirs != mine:
-                message = f"the state has `{name}` {theirs}, this sampler {mine}, must be equal"
+                rule = "must be equal" + self._split.remedy(name, state)
+                message = f"the state has `{name}` {theirs}, this sampler {mine}, {rule}"
                 raise ValueError(message)
         epoch = whole_number("epoch", state["epoch"], 0, 2**40)
         taken = whole_number("buckets_taken", state["buckets_taken"], 0, self._split.num_buckets - 1)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Meets = Literal["step", "phase", "pipeline"]
 """What replicas wait for."""
@@ -68,6 +71,29 @@ class Split:
         """What `SampleCosts.buckets` takes, for so many replicas."""
         slots = self.num_buckets // num_replicas
         return (self.num_buckets, slots, self.meets, max_bytes, max_tokens, self.seed, self.is_padded)
+
+    def remedy(self, name: str, state: Mapping[str, Any]) -> str:
+        """What makes a state fit that is of other global batches; nothing where another number differs.
+
+        Args:
+            name: of the number that differs.
+            state: of `state_dict`.
+
+        Returns:
+            The end of a sentence.
+        """
+        size: Any = state.get("global_batch_size")
+        num_buckets: Any = state.get("num_buckets")
+        is_of_size = name in ("global_batch_size", "num_buckets")
+        if not is_of_size or not all(isinstance(n, int) and n > 0 for n in (size, num_buckets)):
+            return ""
+        if num_buckets % self.num_replicas:
+            return f"; its {num_buckets} buckets do not divide among {self.num_replicas} replicas"
+        share = num_buckets // self.num_replicas
+        return (
+            f": give `batch_size={size // num_buckets}, num_buckets={num_buckets}` (`balanced_loader`: "
+            f"`accumulation={share}`), so {share} of a global batch's buckets are this replica's"
+        )
 
     def check_rest(self, taken: int) -> None:
         """Nothing where the replicas can share what remains of a global batch.

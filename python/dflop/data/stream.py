@@ -124,7 +124,8 @@ class BalancedStream(IterableDataset):
         for name, mine in self._identity().items():
             theirs = state.get(name, OF_OLD_STATES.get(name))
             if theirs != mine:
-                message = f"the state has `{name}` {theirs}, this stream {mine}, must be equal"
+                rule = "must be equal" + self._split.remedy(name, state)
+                message = f"the state has `{name}` {theirs}, this stream {mine}, {rule}"
                 raise ValueError(message)
         taken = whole_number("buckets_taken", state.get("buckets_taken", 0), 0, self._split.num_buckets - 1)
         self._split.check_rest(taken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from dflop.integrations.loader import balanced_loader
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import nn
     from torch.utils.data import DataLoader
+
+    from dflop.data.sampler import BalancedBatchSampler
 
 
 def meets_of(accelerator: Accelerator, model: nn.Module | None = None) -> str:
@@ -89,9 +92,21 @@ def balanced(
         **options: of the DataLoader and of `BalancedBatchSampler`; `meets` is that of the accelerator.
 
     Returns:
-        The loader; its `batch_sampler` is the sampler.
+        The loader; its `batch_sampler` is the sampler. To go on inside an epoch load a state of the sampler
+        (with `num_batches=`, as accelerate takes a batch ahead), or take `accelerate.skip_first_batches`.
+
+    Warns:
+        UserWarning: `sync_with_dataloader` is on with several microbatches a step.
     """
     accumulation = accelerator.gradient_accumulation_steps
+    if accumulation > 1 and getattr(accelerator.gradient_state, "sync_with_dataloader", False):
+        warnings.warn(
+            f"`sync_with_dataloader` is on, accelerate's default: when the {accumulation} microbatches of an "
+            "epoch's last step are taken before the first is computed, as their label tokens are needed, "
+            "each of them becomes a step of its own. Give the Accelerator "
+            f"`GradientAccumulationPlugin(num_steps={accumulation}, sync_with_dataloader=False)`",
+            stacklevel=2,
+        )
     models: list[Any] = accelerator._models or [None]
     meets = max((meets_of(accelerator, model) for model in models), key=("step", "phase").index)
     options = {"meets": meets, **options}
@@ -101,4 +116,22 @@ def balanced(
         for model in models:
             is_fsdp2 = accelerator.is_fsdp2 or is_sharded_by_fsdp2(model)
             meet_in_encoder(model, sampler, accelerator.process_index, is_fsdp2=is_fsdp2)
-    return accelerator.prepare_data_loader(keep_batches(accelerator, loader))
+    prepared = accelerator.prepare_data_loader(keep_batches(accelerator, loader))
+    _follow_sampler(prepared, loader.batch_sampler)  # type: ignore[arg-type]
+    return prepared
+
+
+def _follow_sampler(loader: Any, sampler: BalancedBatchSampler) -> None:
+    """Has `loader` begin the epoch that its sampler stands at, not the one that the loader has counted.
+
+    accelerate's loader tells the sampler at each start how many epochs it has seen end. It knows nothing of a
+    state that was loaded: the sampler would forget it, and the first epoch would be trained again.
+    """
+    theirs = loader.set_epoch
+
+    def set_epoch(epoch: int) -> None:
+        chosen = sampler.epoch if epoch == loader.iteration else epoch
+        theirs(chosen)
+        sampler.set_epoch(chosen)
+
+    loader.set_epoch = set_epoch

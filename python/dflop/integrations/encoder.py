@@ -13,6 +13,7 @@ others.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -79,7 +80,8 @@ class BalancedEncoder:
             self._wrap(family, cost)
         for position, (name, _) in enumerate(self._calls):
             if name is not None:
-                self._replace(self._model, name, self._call(position, getattr(self._model, name)))
+                call = partial(self._call_method, position, getattr(self._model, name))
+                self._replace(self._model, name, call)
         self._hooks.append(self._model.register_forward_pre_hook(self._begin))
         self._backbone = getattr(self._model, families[0].backbone)
         self._end_hook = self._backbone.register_forward_pre_hook(self._end, with_kwargs=True, prepend=True)
@@ -111,22 +113,23 @@ class BalancedEncoder:
         if handle_of(shared.tower) is not None:
             message = "the encoder of this model is shared out already"
             raise ValueError(message)
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_on:
-                return shared.as_it_was(*args, **kwargs)
-            self._next_call += 1
-            if not self._is_shared or not self._running.training:
-                output, token = shared.accompany(*args, **kwargs)
-                self._keep(token)
-                return output
-            output, loads = shared.encode(*args, **kwargs)
-            self.loads = self.loads if loads is None else loads
-            return output
-
-        self._replace(shared.tower, "forward", forward)
+        # No closures: a copy of the model would share them, and compute with the weights of this one.
+        self._replace(shared.tower, "forward", partial(self._forward, shared))
         self._replace(shared.tower, _HANDLE, self)
         self._calls += [(name, shared) for name in family.methods or (None,)]
+
+    def _forward(self, shared: SharedTower, *args: Any, **kwargs: Any) -> Any:
+        """What stands in for the `forward` of a tower."""
+        if not self._is_on:
+            return shared.as_it_was(*args, **kwargs)
+        self._next_call += 1
+        if not self._is_shared or not self._running.training:
+            output, token = shared.accompany(*args, **kwargs)
+            self._keep(token)
+            return output
+        output, loads = shared.encode(*args, **kwargs)
+        self.loads = self.loads if loads is None else loads
+        return output
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         owner.__dict__[name] = value
@@ -150,20 +153,18 @@ class BalancedEncoder:
         # backbone, as the tower's calls do on other ranks.
         self._backbone._forward_pre_hooks.move_to_end(self._end_hook.id, last=False)
 
-    def _call(self, position: int, method: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            # Qwen3-VL's method for videos calls that for images: the outer one says which turn it is.
-            if self._is_on and not self._is_in_method:
-                self._absent_until(position)
-                self._next_call = position
-                self._is_in_method = True
-                try:
-                    return method(*args, **kwargs)
-                finally:
-                    self._is_in_method = False
-            return method(*args, **kwargs)
-
-        return call
+    def _call_method(self, position: int, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """What stands in for a method of the model that calls a tower."""
+        # Qwen3-VL's method for videos calls that for images: the outer one says which turn it is.
+        if self._is_on and not self._is_in_method:
+            self._absent_until(position)
+            self._next_call = position
+            self._is_in_method = True
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._is_in_method = False
+        return method(*args, **kwargs)
 
     def _end(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         del module

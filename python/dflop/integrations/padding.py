@@ -58,7 +58,7 @@ class Unpadded:
     def __init__(self, model: nn.Module) -> None:
         """See `remove_padding`."""
         self._decoder: Any = _decoder_of(model)
-        config = self._decoder.config
+        config = self._config = self._decoder.config
         self._names = _names_of(self._decoder)
         self._window: int | None = (
             getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
@@ -90,11 +90,20 @@ class Unpadded:
             ]
         IN_FORCE.add(self)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy of the model (`copy.deepcopy`): the line holds there too, under a name of its own."""
+        self.__dict__.update(state)
+        if self._hooks:
+            # The name that was copied leads to the other model's handle.
+            self._packed = self._register()
+            self._config._attn_implementation = self._packed
+            IN_FORCE.add(self)
+
     def remove(self) -> None:
         """Takes the line back: the model computes padding again."""
         for hook in self._hooks:
             hook.remove()
-        self._decoder.config._attn_implementation = self._before
+        self._config._attn_implementation = self._before
         self._hooks = []
         IN_FORCE.discard(self)
 
@@ -165,7 +174,7 @@ class Unpadded:
         options: dict[str, Any],
     ) -> Any:
         """Layers of a call that was not packed, computed again in its backward."""
-        config = self._decoder.config
+        config = self._config
         attend: Callable[..., Any]
         if self._before == "eager":
             # No entry of the registry: each model's module has its own.
@@ -184,11 +193,11 @@ class Unpadded:
         given = {**dict(zip(self._owner_names, args, strict=False)), **given}
         lengths = self._lengths(given, owner.training)
         self._ahead = (given, lengths)
-        self._decoder.config._attn_implementation = self._before if lengths is None else self._packed
+        self._config._attn_implementation = self._before if lengths is None else self._packed
 
     def _forget(self, *_: Any) -> None:
         self._ahead = None
-        self._decoder.config._attn_implementation = self._packed
+        self._config._attn_implementation = self._packed
 
     def _enter(self, decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         # `decoder` may be a copy: accelerate makes one where it compiles layers one by one.
@@ -202,7 +211,7 @@ class Unpadded:
             types = before.get("token_type_ids")
             if lengths is not None:
                 given["attention_mask"] = before["attention_mask"]
-        self._decoder.config._attn_implementation = self._before if lengths is None else self._packed
+        self._config._attn_implementation = self._before if lengths is None else self._packed
         if lengths is None:
             return None
         mask = cast("torch.Tensor", given["attention_mask"])
@@ -236,7 +245,7 @@ class Unpadded:
             return None
         if given.get("past_key_values") is not None:
             return self._tell("cache", "keys and values of earlier tokens are given (`past_key_values`)")
-        config = self._decoder.config
+        config = self._config
         asked = [name for name in _OF_EACH_LAYER if given.get(name, getattr(config, name, False))]
         if asked:
             return self._tell("outputs", f"`{asked[0]}` is asked for")
@@ -257,7 +266,7 @@ class Unpadded:
 
     def _leave(self, _decoder: nn.Module, _args: Any, output: Any) -> Any:
         place, self._place = self._place, None
-        self._decoder.config._attn_implementation = self._packed
+        self._config._attn_implementation = self._packed
         if place is None or output is None:
             # As without the line, or the call raised.
             return None

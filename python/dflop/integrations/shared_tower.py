@@ -52,6 +52,10 @@ class Ranks:
         self.rows: Any = distributed.new_group(ranks, backend=backend, use_local_synchronization=True)
         self._sizes: Any = distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
+    def __deepcopy__(self, _: dict[int, Any]) -> Ranks:
+        """Itself: a copy of the model meets the same ranks."""
+        return self
+
     def gather(self, numbers: list[int]) -> list[list[int]]:
         """The numbers of every rank, as many from each; every rank calls it and waits."""
         sent = torch.tensor(numbers, dtype=torch.int64)

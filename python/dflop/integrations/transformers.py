@@ -88,7 +88,7 @@ def balance(
             says which setting.
     """
     # Not above: it imports transformers, which says nothing helpful where accelerate is missing.
-    from dflop.integrations.trainer_steps import BalancedSteps, steps_of
+    from dflop.integrations.trainer_steps import BalancedSteps, load_whole_checkpoints, steps_of
 
     _check(trainer)
     args = trainer.args
@@ -140,6 +140,7 @@ def balance(
 
     trainer.get_train_dataloader = get_train_dataloader
     trainer.evaluation_loop = evaluation_loop
+    load_whole_checkpoints(trainer)
     trainer.remove_callback(BalancedSteps)
     trainer.add_callback(BalancedSteps(steps_of(sampler, args.gradient_accumulation_steps)))
     if trainer.compute_loss_func is None and not _divides_by_tokens(trainer):
@@ -195,6 +196,12 @@ def _check(trainer: Any) -> None:
     elif args.n_gpu > 1:
         wrong = (
             f"`n_gpu` is {args.n_gpu}: `DataParallel` deals out one batch, start a process a device instead"
+        )
+    elif getattr(args, "auto_find_batch_size", False):
+        # It would run out of memory again with the same batches, down to a size of zero.
+        wrong = (
+            "`auto_find_batch_size` is true, and batches do not become smaller here: leave it out and give "
+            "a lower `per_device_train_batch_size`, or a cap, `balance(..., max_tokens=)`"
         )
     elif args.label_smoothing_factor and not _divides_by_tokens(trainer):
         wrong = (

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from dflop.runtime.failure import RankError, talking
 from dflop.runtime.rectangles import RectangleLoadPlanner, RectangleSavePlanner, rectangles_of
-from dflop.runtime.resume import MANIFEST, VERSION, checkpoints, step_dir
+from dflop.runtime.resume import MANIFEST, VERSION, checkpoints, hint_of_earlier, step_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -145,19 +145,20 @@ class Saver:
             hint = "make room, then go on from the checkpoint before it with `--resume auto`"
             raise RankError(message, hint, is_of_all=True)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, step: int) -> None:
         """Fills parameters and optimizer with what a checkpoint of any layout holds of this rank's names.
 
         Every rank must call it; reads files and compares, no rank waits for another's tensors.
 
         Args:
-            path: Of the checkpoint.
+            path: Of the checkpoint, whatever its directory is called.
+            step: Steps that were trained when it was taken.
 
         Raises:
             RankError: A file is damaged or missing, or lacks a parameter; on every rank alike.
         """
         cause = damage(path, self._mesh.rank, self._mesh.num_ranks)
-        self._refuse(path, cause)
+        self._refuse(path, step, cause)
         state = self._state()
         held = FileSystemReader(path).read_metadata().state_dict_metadata
         # A random state is kept by rank; the checkpoint has none for a rank that its layout did not have.
@@ -171,13 +172,13 @@ class Saver:
                     load(tensors, checkpoint_id=path, no_dist=True, planner=RectangleLoadPlanner(rectangles))
             except (CheckpointException, ValueError) as error:
                 cause = _cause(error)
-        self._refuse(path, cause)
+        self._refuse(path, step, cause)
         if self._optimizer is not None:
             self._optimizer.round()
         random = state.get(self._random)
         if random is not None:
             torch.set_rng_state(random)
-        self.last_step = int(path.name.rpartition("-")[2])
+        self.last_step = step
 
     @property
     def _random(self) -> str:
@@ -207,19 +208,14 @@ class Saver:
                 tensors[key], rectangles[key] = view, rectangle
         return tensors, rectangles
 
-    def _refuse(self, path: Path, cause: str | None) -> None:
+    def _refuse(self, path: Path, step: int, cause: str | None) -> None:
         causes: list[str | None] = [None for _ in range(self._mesh.num_ranks)]
         with talking("read a checkpoint"):
             dist.all_gather_object(causes, cause, group=self._mesh.control)
         found = [cause for cause in causes if cause is not None]
         if found:
-            earlier = [step for step, _ in checkpoints(path.parent.parent) if step < _step(path)]
-            hint = "no checkpoint before it is left: train again with `--force`, or name another directory"
-            if earlier:
-                before = step_dir(path.parent.parent, max(earlier))
-                hint = f"go on from the checkpoint before it: `--resume {before}`"
             message = f"cannot resume from `{path}`: {found[0]}"
-            raise RankError(message, hint, is_of_all=True)
+            raise RankError(message, hint_of_earlier(path, step), is_of_all=True)
 
     def _commit(self, written: Future[Any], fresh: Path, path: Path, record: dict[str, Any]) -> str | None:
         """The end of a save, in a thread: hashes, manifest, name; the cause of its failure, if any."""
@@ -297,10 +293,6 @@ def _described(path: Path) -> dict[str, Any]:
             digest.update(block)
             num_bytes += len(block)
     return {"bytes": num_bytes, "sha256": digest.hexdigest()}
-
-
-def _step(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
 
 
 def _is_random(name: str) -> bool:

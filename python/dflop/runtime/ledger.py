@@ -203,7 +203,7 @@ class Ledger:
             say("no checkpoint yet: beginning anew", self._start.verb)
             return
         say(f"going on from {resume.path}", self._start.verb)
-        self._saver.load(resume.path)
+        self._saver.load(resume.path, resume.step)
         self._guard.load(resume.manifest["guard"])
         scheduler = self._schedules.scheduler
         # Times that were measured under one plan say nothing about ranks of another plan.

@@ -28,6 +28,8 @@ VERSION = 1
 """Format version of checkpoints."""
 RESTARTED = "DFLOP_RESTARTED"
 """Environment variable that is set for ranks that the agent has started again."""
+_FIELDS = {"step": int, "place": dict, "made_from": dict, "guard": dict, "files": dict}
+"""What a manifest must say, and as what."""
 _STEP = re.compile(rb'\{"step": (\d+),')
 """How a line of a journal begins."""
 
@@ -151,6 +153,26 @@ def _holds_rehearsal(out: Path) -> bool | None:
         return None
 
 
+def hint_of_earlier(path: Path, step: int | None) -> str:
+    """What to do where a checkpoint cannot be used.
+
+    Args:
+        path: Of the checkpoint.
+        step: Its step; None: its manifest does not say it.
+
+    Returns:
+        The checkpoint before it to go on from, if the run has one.
+    """
+    if step is None:
+        number = path.name.removeprefix("step-")
+        step = int(number) if number.isdecimal() else None
+    beside = checkpoints(path.absolute().parent.parent)
+    earlier = [found for other, found in beside if step is None or other < step]
+    if earlier:
+        return f"go on from the checkpoint before it: `--resume {earlier[-1]}`"
+    return "no checkpoint before it is left: train again with `--force`, or name another directory"
+
+
 def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
@@ -158,10 +180,14 @@ def _manifest(path: Path) -> dict[str, Any]:
         if version != VERSION:
             message = f"`{path / MANIFEST}` has format version {version}, this dflop reads {VERSION}"
             raise RankError(message, is_of_all=True)
+        for field, kind in _FIELDS.items():
+            if not isinstance(manifest[field], kind):
+                message = f"`{field}` is {manifest[field]!r}"
+                raise TypeError(message)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"cannot read `{path / MANIFEST}`: {error}"
-        hint = "it is damaged: name the checkpoint before it, as in `--resume run/checkpoints/step-100`"
-        raise RankError(message, hint, is_of_all=True) from error
+        cause = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
+        message = f"cannot read `{path / MANIFEST}`, it is damaged: {cause}"
+        raise RankError(message, hint_of_earlier(path, None), is_of_all=True) from error
     return manifest
 
 

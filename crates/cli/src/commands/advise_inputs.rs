@@ -232,7 +232,14 @@ fn given(
     visit: &mut dyn FnMut(&mut Take<'_>) -> Result<u64, Failure>,
     path: &Path,
 ) -> Result<SampleTimes, Failure> {
-    let Costs { encoder_ns, llm_ns, .. } = Table::read(path)?.costs;
+    let table = Table::read(path)?;
+    if let Some(line) = table.out_of_order {
+        return Err(Failure::new(
+            format!("`{}`: line {line}: `sample` is not above that of the line before", path.display()),
+            Some("give the costs in the order of the data profile, a line for each sample".to_owned()),
+        ));
+    }
+    let Costs { encoder_ns, llm_ns, .. } = table.costs;
     let (mut tokens, mut of_encoders) = (Vec::new(), Vec::new());
     visit(&mut |_, shape| {
         tokens.push(u64::from(shape.llm_tokens));

@@ -23,6 +23,8 @@ pub(super) struct Table {
     pub(super) costs: Costs,
     /// Line of each sample, from 1.
     pub(super) lines: Vec<usize>,
+    /// The first line whose `sample` is not above that of the line before, where the table has this column.
+    pub(super) out_of_order: Option<usize>,
 }
 
 impl Table {
@@ -62,6 +64,8 @@ impl Table {
         let (bytes, tokens) = (position("bytes"), position("tokens"));
         let column = |position: Option<usize>| position.map(|_| Vec::new());
         let mut costs = Costs { bytes: column(bytes), tokens: column(tokens), ..Costs::default() };
+        let sample = position("sample");
+        let (mut before, mut out_of_order) = (None, None);
         let mut numbers = Vec::new();
         let mut problems = Vec::new();
         for record in reader.records() {
@@ -88,6 +92,10 @@ impl Table {
                 }
             };
             numbers.push(line);
+            if let Some(now) = sample.and_then(|column| cells.get(column)?.parse::<u64>().ok()) {
+                out_of_order = out_of_order.or_else(|| (before >= Some(now)).then_some(line));
+                before = Some(now);
+            }
             costs.encoder_ns.push(cell("encoder_ns", encoder));
             costs.llm_ns.push(cell("llm_ns", llm));
             for (name, position, sizes) in
@@ -99,7 +107,7 @@ impl Table {
             }
         }
         if problems.is_empty() {
-            return Ok(Self { costs, lines: numbers });
+            return Ok(Self { costs, lines: numbers, out_of_order });
         }
         let mut message = format!("`{}` has {}", path.display(), counted(problems.len() as u64, "bad cell"));
         for problem in problems.iter().take(SHOWN) {

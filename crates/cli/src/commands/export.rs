@@ -4,6 +4,7 @@ use crate::args;
 use crate::{Failure, Outcome, Request};
 use serde_json::json;
 use std::io;
+use std::path::Path;
 
 /// The request to write the weights of a run as a model directory.
 pub(super) fn run(arguments: &args::Export) -> Result<Outcome, Failure> {
@@ -11,9 +12,7 @@ pub(super) fn run(arguments: &args::Export) -> Result<Outcome, Failure> {
     if !run.join("checkpoints").is_dir() {
         return Err(Failure::new(
             format!("`{}` holds no checkpoints: there is no directory `checkpoints`", run.display()),
-            Some(
-                "name the directory of a run of `dflop train` that wrote one (`checkpoint.every`)".to_owned(),
-            ),
+            Some(hint_of_run(run)),
         ));
     }
     let first = match std::fs::read_dir(out) {
@@ -43,4 +42,20 @@ pub(super) fn run(arguments: &args::Export) -> Result<Outcome, Failure> {
             "adapter": arguments.adapter,
         }),
     }))
+}
+
+/// What to name in place of `named`, which is no run.
+fn hint_of_run(named: &Path) -> String {
+    let step = named.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("step-"));
+    let of_checkpoint = named.parent().and_then(Path::parent).filter(|run| run.join("checkpoints").is_dir());
+    match (of_checkpoint, step) {
+        (Some(run), Some(step)) => {
+            let run = if run.as_os_str().is_empty() { Path::new(".") } else { run };
+            format!("it is a checkpoint: name its run, `dflop export {} --step {step}`", run.display())
+        }
+        _ if named.join("run/checkpoints").is_dir() => {
+            format!("name the run in it, `dflop export {}`", named.join("run").display())
+        }
+        _ => "name the directory of a run of `dflop train` that wrote one (`checkpoint.every`)".to_owned(),
+    }
 }

@@ -102,6 +102,8 @@ struct Side<'a> {
     steps: Vec<&'a StepMetrics>,
     /// Whether a first step was left out.
     is_cut: bool,
+    /// How many of the steps were trained with another plan than `planned`.
+    num_replanned: usize,
     /// Samples of each step, ascending.
     samples: BTreeMap<u64, Vec<SampleIndex>>,
     /// Position and view of each step.
@@ -137,7 +139,12 @@ impl<'a> Side<'a> {
         let views = views.map(|(index, view)| (view.step, (index, view))).collect();
         let planned = lines.last().and_then(|line| found.planned.get(found.plan_index(line)));
         let planned = planned.or(found.planned.last());
-        Self { name, found, planned, steps, is_cut, samples, views }
+        let last = lines.last().map(|line| found.plan_index(line));
+        let is_other = |step: u64| {
+            lines.iter().any(|line| line.schedule.step == step && Some(found.plan_index(line)) != last)
+        };
+        let num_replanned = steps.iter().filter(|m| is_other(m.step)).count();
+        Self { name, found, planned, steps, is_cut, num_replanned, samples, views }
     }
 
     fn ranks(&self) -> Option<f64> {
@@ -174,7 +181,7 @@ fn sides(first: &Side<'_>, second: &Side<'_>) -> Against {
     };
     Against {
         names: both.map(|side| side.name.clone()),
-        notes: notes(both, &steps, is_paired, is_same_data),
+        notes: notes(both, &steps, matched.len(), is_same_data),
         rows: numbers.rows(),
         pairs: pairs.iter().filter_map(pair).collect(),
         step_ms: both.map(|side| side.steps.iter().map(|m| (m.step, m.step_ns as f64 / 1e6)).collect()),
@@ -185,14 +192,14 @@ fn sides(first: &Side<'_>, second: &Side<'_>) -> Against {
 fn notes(
     both: [&Side<'_>; 2],
     steps: &[Vec<&StepMetrics>; 2],
-    is_paired: bool,
+    num_matched: usize,
     is_same_data: bool,
 ) -> Vec<String> {
     let mut notes = Vec::new();
     let mut add = |text: String| notes.push(text);
     let [first, second] = both;
     let num = |side: &Side<'_>| counted(side.steps.len() as u64, "step");
-    if is_paired {
+    if num_matched >= 2 {
         let of = counted(steps[0].len() as u64, "step");
         let is_all = steps[0].len() == first.steps.len() && steps[0].len() == second.steps.len();
         let rest = if is_all {
@@ -204,13 +211,25 @@ fn notes(
     } else {
         let (one, two) = (num(first), num(second));
         let why = if is_same_data { "" } else { ", and their data profiles differ" };
+        let which =
+            if num_matched == 0 { "No two of these steps" } else { "Only one of these steps in each" };
         add(format!(
-            "No two steps trained the same samples{why}: means over {one} of {} and {two} of {}. The interval includes how much global batches differ.",
+            "{which} trained the same samples{why}: means over {one} of {} and {two} of {}. The interval includes how much global batches differ.",
             first.name, second.name
         ));
     }
-    if both.iter().any(|side| side.is_cut) {
-        add("The first step of each is left out: ranks connect in it.".to_owned());
+    match (first.is_cut, second.is_cut) {
+        (true, true) => add("The first step of each is left out: ranks connect in it.".to_owned()),
+        (false, false) => {}
+        (is_first, _) => {
+            let (cut, whole) = if is_first { (first, second) } else { (second, first) };
+            add(format!(
+                "The first step of {}, in which ranks connect, is left out; that of {} is not, which has {}.",
+                cut.name,
+                whole.name,
+                num(whole)
+            ));
+        }
     }
     let plans = both.map(|side| side.planned.map(|planned| &planned.plan));
     if let [Some(one), Some(two)] = plans {
@@ -228,6 +247,14 @@ fn notes(
             add(format!(
                 "The global batch differs: {} samples in {}, {} in {}.",
                 one.global_batch_size, first.name, two.global_batch_size, second.name
+            ));
+        }
+        for side in both.iter().filter(|side| side.num_replanned > 0) {
+            add(format!(
+                "Of {} of {}, {} were trained with an earlier plan than the one that is named here.",
+                num(side),
+                side.name,
+                side.num_replanned
             ));
         }
     } else if plans.iter().any(Option::is_some) {

@@ -372,10 +372,25 @@ impl Found {
         })
     }
 
+    /// Steps of several plans, which numbers over all steps do not tell apart.
+    fn of_several_plans(&self) -> Option<String> {
+        let used: BTreeSet<usize> = self.schedules.iter().map(|line| self.plan_index(line)).collect();
+        let last = self.schedules.iter().filter(|line| Some(&self.plan_index(line)) == used.last()).count();
+        (used.len() > 1).then(|| {
+            format!(
+                "the run was trained with {}, {last} of its {} with the last one: the step time, its error and all that is \
+                 over all steps mix them",
+                counted(used.len() as u64, "plan"),
+                counted(self.schedules.len() as u64, "step"),
+            )
+        })
+    }
+
     /// Every act that changed the answer, as a sentence with its count.
     fn warnings(&self) -> Result<Vec<String>, Failure> {
         let mut warnings = self.stale();
         warnings.extend(self.of_other_plans());
+        warnings.extend(self.of_several_plans());
         warnings.extend(self.of_another_device());
         if self.is_rehearsed() {
             warnings.push(

@@ -401,4 +401,4 @@ fn pax(mut bytes: &[u8], is_global: bool, extended: &mut Extended) -> Result<(),
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

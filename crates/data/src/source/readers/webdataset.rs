@@ -4,6 +4,7 @@
 //! read: each becomes an attachment, a range of the shard. A shard with an index (`shard.tar.idx`) is counted and
 //! sought in by it; an index that does not fit its shard is an error.
 
+mod apart;
 pub(super) mod braces;
 mod index;
 mod sample;
@@ -14,6 +15,7 @@ use crate::error::DataError;
 use crate::source::location::Location;
 use crate::source::mixture::Source;
 use crate::source::store::Stores;
+use apart::Earlier;
 use dflop_types::Place;
 pub(super) use sample::{Sample, is_text};
 use std::collections::BTreeSet;
@@ -154,6 +156,7 @@ impl Shards {
             end: file + 1,
             walk: Some(walk),
             seen: BTreeSet::new(),
+            earlier: Earlier::default(),
             is_over: false,
         };
         let mut count = 0;
@@ -182,6 +185,7 @@ impl Reader for Shards {
             end,
             walk: None,
             seen: BTreeSet::new(),
+            earlier: Earlier::default(),
             is_over: false,
         }))
     }
@@ -208,6 +212,8 @@ struct Samples<'a> {
     walk: Option<Walk<'a>>,
     /// Samples that are left out, found in the shard under way.
     seen: BTreeSet<String>,
+    /// Samples of the shard under way.
+    earlier: Earlier,
     is_over: bool,
 }
 
@@ -226,11 +232,14 @@ impl Samples<'_> {
                 Some(sample) if declared.excluded.contains(&sample.key) => {
                     self.seen.insert(sample.key);
                 }
-                Some(sample) => return Ok(Some(sample)),
+                Some(mut sample) => {
+                    self.earlier.compare(&mut sample);
+                    return Ok(Some(sample));
+                }
                 None => {
                     let found = walk.position();
                     self.check(declared, found)?;
-                    (self.walk, self.seen) = (None, BTreeSet::new());
+                    (self.walk, self.seen, self.earlier) = (None, BTreeSet::new(), Earlier::default());
                     self.file += 1;
                 }
             }

@@ -15,7 +15,7 @@ fn header(name: &str, kind: u8, size: &[u8]) -> Vec<u8> {
 }
 
 /// A member with its padded body.
-fn member(name: &str, kind: u8, body: &[u8]) -> Vec<u8> {
+pub(in crate::source::readers) fn member(name: &str, kind: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = header(name, kind, format!("{:011o}\0", body.len()).as_bytes());
     bytes.extend(body);
     bytes.resize(bytes.len().next_multiple_of(512), 0);

@@ -103,6 +103,16 @@ impl Sample {
         }
     }
 
+    /// It is a part of the sample whose first member stands at byte `earlier`.
+    pub(super) fn stands_apart(&mut self, earlier: u64) {
+        self.unsound.get_or_insert_with(|| {
+            format!(
+                "its members do not stand beside each other: others are at byte {earlier} of the shard, before other \
+                 samples. Pack the shard so that they do (`tar --sort=name`)"
+            )
+        });
+    }
+
     /// The record that `fields` makes of it, in shard `file`.
     pub(super) fn record(
         &self,

@@ -2,6 +2,7 @@ use super::*;
 use crate::media::probe::probe;
 use crate::source::mixture;
 use crate::source::readers;
+use crate::source::readers::tar::tests::member;
 use dflop_types::Place;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
@@ -148,6 +149,30 @@ fn passing_over_samples_leads_where_reading_them_leads() {
             }
         }
     }
+}
+
+#[test]
+fn members_that_stand_apart_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let shard = directory.path().join("a.tar");
+    // Both parts of `a`, a whole `b` that comes twice, a text `c` before its picture.
+    let names = ["a.jpg", "b.jpg", "b.txt", "a.txt", "b.jpg", "b.txt", "c.txt", "d.txt", "c.jpg"];
+    let members: Vec<u8> = names.iter().flat_map(|name| member(name, b'0', b"xy")).collect();
+    std::fs::write(&shard, [members, vec![0; 1024]].concat()).unwrap();
+    let found: Vec<String> = all(reader(&shard).as_ref())
+        .unwrap()
+        .iter()
+        .map(|record| record.parse().map_or_else(|cause| cause, |_| "a record".to_owned()))
+        .collect();
+    insta::assert_snapshot!(found.join("\n"), @r"
+    a record
+    a record
+    `a`: its members do not stand beside each other: others are at byte 0 of the shard, before other samples. Pack the shard so that they do (`tar --sort=name`)
+    a record
+    a record
+    a record
+    `c`: its members do not stand beside each other: others are at byte 6144 of the shard, before other samples. Pack the shard so that they do (`tar --sort=name`)
+    ");
 }
 
 #[test]
