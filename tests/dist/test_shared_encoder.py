@@ -141,7 +141,7 @@ def run_case(case, model, num_ranks, rank, steps, references, line=balance_encod
         if frozen:
             # What is copied computes with weights of its own, and meets the other ranks' copies.
             model, before = copy.deepcopy(model), model
-            handle = handle_of(getattr(model.model, handle._families[0].tower))
+            handle = handle_of(getattr(getattr(model, "model", model), handle._families[0].tower))
             for parameter in before.parameters():
                 parameter.data.zero_()
         model = DistributedDataParallel(model)

@@ -181,10 +181,11 @@ def alone(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "accumulation", "lines"), [(2, 2, ""), (4, 1, "balance_encoder=True, remove_padding=True")]
+    ("batch_size", "accumulation", "lines"),
+    [(2, 2, ""), (2, 2, "remove_padding=True"), (4, 1, "balance_encoder=True, remove_padding=True")],
 )
 def test_two_ranks_train_what_one_process_trains(batch_size, accumulation, lines, folder, alone, tmp_path):
-    """With the first line, and with all three."""
+    """With the first line in padded batches, without padding as on the page, and with all three."""
     sizes = (
         "--per_device_train_batch_size",
         str(batch_size),
@@ -192,8 +193,9 @@ def test_two_ranks_train_what_one_process_trains(batch_size, accumulation, lines
         str(accumulation),
     )
     plugin = (folder / "plugin.py").read_text()
-    assert "register()" in plugin
-    (tmp_path / "plugin.py").write_text(plugin.replace("register()", f"register({lines})"))
+    of_page = "register(remove_padding=True)"
+    assert of_page in plugin
+    (tmp_path / "plugin.py").write_text(plugin.replace(of_page, f"register({lines})"))
     changed = ("--external_plugins", str(tmp_path / "plugin.py"), "--callbacks", "dflop")
     losses = sft(folder, tmp_path / "out", 2, *sizes, *changed)
     assert losses == pytest.approx(alone[0], rel=1e-4)

@@ -154,8 +154,10 @@ class Unpadded:
 
         def mask(*given: Any, **named: Any) -> Any:
             handle = held()
-            is_packed = handle is None or handle._place is not None
-            if is_packed or (handle._ahead is not None and handle._ahead[1] is not None):
+            if handle is None or handle._place is not None:
+                return None
+            ahead = handle._ahead
+            if ahead is not None and ahead[1] is not None:
                 return None
             # Of a model that makes it before it calls its backbone, as PaliGemma: that call is not packed.
             return ALL_MASK_ATTENTION_FUNCTIONS[handle._before](*given, **named)

@@ -56,7 +56,9 @@ def register(
             def train(*given: Any, **named: Any) -> Any:
                 _check(trainer)
                 shuffle = {"shuffle": trainer.args.train_dataloader_shuffle}
-                balance_as_asked(trainer, {**shuffle, **asked}, _costs(trainer, costs, model_dir))
+                found = _costs(trainer, costs, model_dir)
+                pads = not trainer.template.padding_free
+                balance_as_asked(trainer, {**shuffle, **asked}, found, pads=pads)
                 return theirs(*given, **named)
 
             trainer.train = train

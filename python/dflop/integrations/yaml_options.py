@@ -3,7 +3,7 @@
 dflop:
   remove_padding: true      # the third line
   balance_encoder: true     # the second line
-  is_padded: true           # all others are arguments of `balance`: the first line, which is always taken
+  giant_llm_cost: 3e15      # all others are arguments of `balance`: the first line, which is always taken
 """
 
 from __future__ import annotations
@@ -55,17 +55,24 @@ def checked(options: Any) -> dict[str, Any]:
     return dict(options)
 
 
-def balance_as_asked(trainer: Any, options: dict[str, Any], costs: Costs | None = None) -> None:
+def balance_as_asked(
+    trainer: Any, options: dict[str, Any], costs: Costs | None = None, *, pads: bool = True
+) -> None:
     """Takes the lines that the options ask for; call it on every rank, before the trainer wraps its model.
+
+    Where padding is computed, batches of even work in real tokens lose: then they are made of samples of like
+    length (`is_padded`), unless the options say otherwise.
 
     Args:
         trainer: of `transformers`, or made of it.
         options: from `checked`.
         costs: of the rows of `train_dataset`. None: they are counted from what the trainer holds.
+        pads: whether the collation fills the rows of a microbatch up to the longest.
     """
     from dflop.integrations.transformers import balance
 
     of_batches = {name: value for name, value in options.items() if name not in _LINES}
+    of_batches = {"is_padded": pads and not options.get("remove_padding"), **of_batches}
     if options.get("balance_encoder"):
         from dflop.integrations.encoder import balance_encoder
         from dflop.integrations.row_costs import costs_of_rows
