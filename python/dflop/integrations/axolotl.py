@@ -82,7 +82,7 @@ class BalancePlugin(BasePlugin):
         costs = costs_of_rows(trainer.train_dataset, trainer.model, _processor(trainer))
         if not options.get("balance_encoder"):
             _check_unused(trainer, costs)
-        balance_as_asked(trainer, options, costs)
+        balance_as_asked(trainer, options, costs, pads=not cfg.get("batch_flattening"))
 
 
 def _check(cfg: Any, trainer: Any) -> None:
