@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from test_trainers import TOLERANCE, as_launched
 from torch.nn import functional as F
 
-# Before it is imported: it would tell its makers of each run.
-os.environ.update(AXOLOTL_DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", WANDB_MODE="disabled")
 pytest.importorskip("axolotl", reason="Axolotl is not installed: `make test-frameworks`")
+# Before its modules are imported: it would tell its makers of each run.
+os.environ.update(AXOLOTL_DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", WANDB_MODE="disabled")
 PAGE = Path(__file__).resolve().parents[2] / "docs/frameworks.md"
 NUM_RANKS, BATCH_SIZE, NUM_EPOCHS, SEED, LEARNING_RATE = 2, 2, 2, 3, 0.1
 
