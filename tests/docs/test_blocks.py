@@ -36,7 +36,11 @@ RUN_BY = {
         HERE,
     ],
     "docs/families.md": ["tests/unit/test_voxtral.py"],
-    "docs/frameworks.md": ["tests/frameworks/test_swift.py"] * 2,
+    "docs/frameworks.md": [
+        *["tests/frameworks/test_swift.py"] * 2,
+        *["tests/frameworks/test_llamafactory.py"] * 2,
+        "tests/frameworks/test_axolotl.py",
+    ],
     "docs/integrations.md": ["tests/docs/test_integrations_page.py"] * 10,
     "docs/planner.md": [HERE],
     "docs/rehearsal.md": [HERE] * 2,

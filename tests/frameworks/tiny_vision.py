@@ -113,7 +113,8 @@ def chats(folder, count=26, seed=0):
             path = folder / f"{sample}_{place}.png"
             picture.save(path)
             pictures.append(str(path))
-        found.append((words(draw, 1, 8), words(draw, 1, 14), pictures))
+        # Of very uneven lengths, so that balanced microbatches have uneven counts.
+        found.append((words(draw, 1, 8), words(draw, *draw.choice([(1, 9), (1, 9), (25, 40)])), pictures))
     return found
 
 
@@ -136,6 +137,20 @@ def write_sharegpt(path, samples):
         for question, answer, pictures in samples
     ]
     path.write_text(json.dumps(rows))
+
+
+def write_messages(path, samples):
+    """As OpenAI and Axolotl have them: pictures are parts of a message; texts are texts where there are none."""
+    lines = []
+    for question, answer, pictures in samples:
+        parts = [{"type": "image", "path": picture} for picture in pictures]
+        asked = [*parts, {"type": "text", "text": question}]
+        given = [{"type": "text", "text": answer}]
+        if not any(pictures for _, _, pictures in samples):
+            asked, given = question, answer
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": given}]
+        lines.append(json.dumps({"messages": messages}))
+    path.write_text("\n".join(lines))
 
 
 def difference(found, expected):

@@ -1,0 +1,140 @@
+"""Axolotl with balanced batches: a plugin that its YAML names.
+
+plugins:
+  - dflop.integrations.axolotl.BalancePlugin
+dflop: {remove_padding: true}   # if anything is asked for
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING, Any
+
+# Of Axolotl, whose own versions of everything stand apart from ours.
+from axolotl.core.trainers.base import AxolotlTrainer  # pyright: ignore[reportMissingImports]
+from axolotl.integrations.base import BasePlugin  # pyright: ignore[reportMissingImports]
+from pydantic import BaseModel
+
+from dflop.integrations.backbone import backbone_of, unwrapped
+from dflop.integrations.row_costs import costs_of_rows
+from dflop.integrations.yaml_options import balance_as_asked, checked
+
+if TYPE_CHECKING:
+    from dflop.data.costs import Costs
+
+_REFUSED = {
+    "sample_packing": "it makes batches of tokens, and these are of samples",
+    "streaming": "balancing needs the costs of all rows",
+    "pretraining_dataset": "it is read as a stream, and balancing needs the costs of all rows",
+    "group_by_length": "samples are chosen here",
+    "orpo_alpha": "the loss is no sum over label tokens",
+}
+_FUSED = ("cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy")
+"""Losses inside the model, which Axolotl does not give the label tokens of a step."""
+
+
+class BalanceArgs(BaseModel):
+    """What the plugin adds to the keys of the YAML."""
+
+    dflop: dict[str, Any] | None = None
+    """Options of `yaml_options.checked`."""
+
+
+class BalancePlugin(BasePlugin):
+    """Takes the lines for the trainer that Axolotl has made."""
+
+    def get_input_args(self) -> str:
+        """Where Axolotl finds the key `dflop`.
+
+        Returns:
+            The name of the class.
+        """
+        return f"{__name__}.BalanceArgs"
+
+    def register(self, cfg: Any) -> None:
+        """Looks at the options before anything is loaded.
+
+        Args:
+            cfg: what the YAML says.
+        """
+        checked(cfg.get("dflop"))
+
+    def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
+        """Balances the trainer.
+
+        Costs are counted from the rows that the trainer holds. Rows that its collation tokenizes are counted
+        by the processor and the chat template of that collation.
+
+        Args:
+            cfg: what the YAML says.
+            trainer: that Axolotl will run.
+
+        Raises:
+            ValueError: the YAML asks for what cannot be balanced; the message says which key.
+        """
+        _check(cfg, trainer)
+        options = checked(cfg.get("dflop"))
+        # Axolotl sets it to false, and has no key for it: its loss is a mean of each rank's means.
+        trainer.args.average_tokens_across_devices = True
+        if cfg.get("curriculum_sampling"):
+            options = {"shuffle": False, **options}
+        costs = costs_of_rows(trainer.train_dataset, trainer.model, _processor(trainer))
+        if not options.get("balance_encoder"):
+            _check_unused(trainer, costs)
+        balance_as_asked(trainer, options, costs)
+
+
+def _check(cfg: Any, trainer: Any) -> None:
+    for name, why in _REFUSED.items():
+        if value := cfg.get(name):
+            message = f"`{name}` is {value!r}, leave it out for balanced batches: {why}"
+            raise ValueError(message)
+    if (degree := cfg.get("context_parallel_size") or 1) > 1:
+        message = f"`context_parallel_size` is {degree}, must be 1 for balanced batches: ranks share samples"
+        raise ValueError(message)
+    if type(trainer).compute_loss is not AxolotlTrainer.compute_loss:
+        message = (
+            f"the trainer is a `{type(trainer).__name__}`, must be an `AxolotlTrainer` for balanced batches: "
+            "another loss may be no sum over the label tokens of the step (`rl`, `reward_model`, plugins)"
+        )
+        raise ValueError(message)
+    if (size := cfg.get("image_size")) and "images" in getattr(trainer.train_dataset, "column_names", ()):
+        warnings.warn(
+            f"`image_size` is {size}: costs are those of the pictures before they are resized", stacklevel=3
+        )
+    for name in _FUSED:
+        if cfg.get(name):
+            warnings.warn(
+                f"`{name}` does not take effect: the loss over the label tokens of the whole step is taken "
+                "from the logits, which need their memory",
+                stacklevel=3,
+            )
+
+
+def _check_unused(trainer: Any, costs: Costs) -> None:
+    """Refuses texts beside which DDP would wait for the gradients of an encoder that nobody called."""
+    args, model = trainer.args, trainer.model
+    if args.world_size == 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        return
+    num_alone = sum(not cost for cost in costs.encoder_ns)
+    head = unwrapped(model).get_output_embeddings()
+    of_llm = {id(weight) for part in (backbone_of(model), head) for weight in part.parameters()}
+    is_trained = any(weight.requires_grad and id(weight) not in of_llm for weight in model.parameters())
+    if num_alone and is_trained and args.ddp_find_unused_parameters is False:
+        message = (
+            f"{num_alone} of {len(costs)} rows have nothing for the encoder, which trains: on a microbatch "
+            "of those alone DDP waits for its gradients for ever. Set `ddp_find_unused_parameters: true`, or "
+            "`dflop: {balance_encoder: true}`, or freeze it (`freeze_mm_modules: true`)"
+        )
+        raise ValueError(message)
+
+
+def _processor(trainer: Any) -> Any:
+    """What the collation makes of rows with pictures; None where rows are tokenized."""
+    strategy = getattr(trainer.data_collator, "processing_strategy", None)
+    if strategy is None:
+        return None
+    processor = copy.copy(strategy.processor)
+    processor.chat_template = strategy.chat_template or processor.chat_template
+    return processor
