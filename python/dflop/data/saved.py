@@ -23,6 +23,9 @@ _BAD = (
     "`dflop profile data` makes of it with `data.on_bad_sample`"
 )
 
+_MANY = 10_000
+"""Rows that take long enough for a word before."""
+
 
 def is_dataset(source: Any) -> bool:
     """Whether it is a `datasets.Dataset`, or several of them by split, without importing `datasets`.
@@ -69,6 +72,10 @@ def profile(
         raise ValueError(message)
     data = folder / "data"
     (whole,) = splits.values()
+    if len(whole) >= _MANY:
+        # What the verb itself says of its progress is kept for an error.
+        sys.stderr.write(f"dflop: measuring {len(whole):,} rows of the dataset\n")
+        sys.stderr.flush()
     if not _is_linked(whole, data):
         whole.save_to_disk(data)
         return (*_profiled(data, model_dir, folder), None)
