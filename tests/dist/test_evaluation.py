@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 
 import pytest
 import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
@@ -13,7 +15,7 @@ from test_training import SEED, Oracle, check_groups, layout_of
 from dflop._native import Dataset
 from dflop._native.testing import load_config
 from dflop.runtime import trainer  # noqa: F401
-from dflop.runtime.evaluate import HeldOut
+from dflop.runtime.evaluate import Evaluation, HeldOut
 
 NUM_SAMPLES, BATCH, MICROBATCHES = 16, 8, 4
 
@@ -104,6 +106,38 @@ def test_the_training_goes_on_as_without(layout, demo, tmp_path):
     assert not (tmp_path / "without/evaluations.jsonl").exists()
     clocks = [m["clock_ns"]["evaluation"] > 0 for m in lines(tmp_path / "with/metrics.jsonl")]
     assert clocks == [False, False, True]
+
+
+@pytest.mark.more
+def test_an_evaluation_that_a_signal_cut_off_comes_first_when_the_run_goes_on(demo, tmp_path):
+    """Between two of its batches; the run then has the evaluations, each once, that it has without the signal."""
+
+    def request_of(out, **more):
+        return asked(demo, tmp_path / out, tmp_path, (1, 1, 1), {"every": 1}) | more
+
+    def before(index):
+        if index == 1:
+            forward = Evaluation._forward
+
+            def stopping(self, turn, step, *more):
+                os.kill(os.getpid(), signal.SIGTERM)
+                return forward(self, turn, step, *more)
+
+            Evaluation._forward = stopping
+
+    assert set(results(run_training(request_of("whole", steps=2), tmp_path / "0"))) == {0}
+    ranks = run_training(request_of("run", steps=2), tmp_path / "1", before)
+    assert [rank.result for rank in ranks] == [143, 143]
+    assert not (tmp_path / "run/evaluations.jsonl").exists()
+    for steps in (2, 3):
+        wanted = request_of("run", steps=steps, resume="auto")
+        assert set(results(run_training(wanted, tmp_path / str(steps)))) == {0}
+    expected, found = (
+        [(e["step"], e["loss"]) for e in lines(tmp_path / run / "evaluations.jsonl")]
+        for run in ("whole", "run")
+    )
+    assert found[:2] == expected
+    assert [step for step, _ in found] == [0, 1, 2]
 
 
 def test_samples_are_drawn_once_and_each_is_in_one_batch():

@@ -47,6 +47,8 @@ class Start:
     """The step from which lines are added to the journals of `out`; none: they begin anew."""
     is_rehearsed: bool
     """Whether this is a rehearsal."""
+    owes_evaluation: bool = False
+    """Whether a signal cut off the evaluation after the step before, so that it comes first."""
 
     @property
     def has_checkpoint(self) -> bool:
@@ -98,7 +100,10 @@ class Start:
             raise resume
         assert resume is not None, "the leader has found it or said why not"
         journal_step = resume.step if resume.continues(options.out) else None
-        return Start(place, resume, resume.step, journal_step, is_rehearsed)
+        owes = [resume.owes_evaluation(options.out) if mesh.is_leader else False]
+        with talking("find the checkpoint"):
+            dist.broadcast_object_list(owes, src=0, group=mesh.control)
+        return Start(place, resume, resume.step, journal_step, is_rehearsed, owes[0])
 
 
 class Ledger:
@@ -139,6 +144,8 @@ class Ledger:
         self._guard = guard
         self._population = population
         self._journal = journal
+        self.evaluation_due = False
+        """On the leader: whether a signal cut off the evaluation after the last step."""
         if start.resume is not None:
             self._load(start.resume)
 
@@ -227,6 +234,7 @@ class Ledger:
                 "precision": self._options.dtype,
                 "learning_rates": self._options.rates.at(num_trained),
                 "guard": self._guard.state(),
+                "evaluation_due": self.evaluation_due,
                 **kept(scheduler, self._schedules.adaptation, self._population),
             }
         self._saver.save(num_trained, about)

@@ -49,6 +49,21 @@ class Resume:
         """Whether the run in `out` itself goes on; false for a new run that begins from another's state."""
         return self.path is None or self.path.parent.parent == out.absolute()
 
+    def owes_evaluation(self, out: Path) -> bool:
+        """Whether a signal cut off the evaluation of the last step.
+
+        Args:
+            out: Directory of this run, which may have made up for it since.
+
+        Returns:
+            Whether the run must begin with it.
+        """
+        if not self.manifest.get("evaluation_due", False) or not self.continues(out):
+            return False
+        path = out / "evaluations.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        return not any((found := _STEP.match(line)) and int(found[1]) == self.step - 1 for line in lines)
+
 
 def request_of(path: Path) -> dict[str, Any]:
     """What a rank that was started by `path` is asked to do.

@@ -223,6 +223,8 @@ class Trainer:
         coming = next(turns, None)
         if coming is not None:
             self._prefetch(coming)
+        if self._start.owes_evaluation:
+            self._evaluate(num_trained - 1, is_last=True)
         while coming is not None:
             turn, coming = coming, next(turns, None)
             if coming is not None:
@@ -241,6 +243,7 @@ class Trainer:
     def _evaluate(self, step: int, *, is_last: bool) -> None:
         """Evaluates after each N-th step and the last. Every rank must call it between the same steps."""
         evaluated = self._options.evaluation
+        self._ledger.evaluation_due = False
         if self._evaluation is None or evaluated is None:
             return
         if (step + 1) % evaluated.every != 0 and not is_last:
@@ -250,6 +253,8 @@ class Trainer:
         # Else what was gathered here would be taken for the parameters after the next update.
         self._gradients.release()
         self._recorder.begin()
+        if self._journal is not None:
+            self._ledger.evaluation_due = record is None
         if record is not None and self._journal is not None:
             self._journal.evaluation(record, self._options.arm)
         self._clock.lap("evaluation")

@@ -186,7 +186,7 @@ pub(crate) struct EstimateRuns {
 const ADVISE_EXAMPLE: &str = r#"Examples:
   dflop advise --model qwen2.5-vl-7b --hardware h100 --num-ranks 64 --batch-size 4
   dflop advise dflop.yaml --trainer fsdp2
-  python -c 'import dflop; dflop.costs("data_profile.parquet").write_csv("costs.csv")'   # or with measured ones, cost=
+  python -c 'import dflop; dflop.costs("data_profile.parquet").write_csv("costs.csv")'
   dflop advise data_profile.parquet --costs costs.csv --num-ranks 64
   printf 'step,rank,ms\n0,0,310\n0,1,455\n1,0,390\n1,1,402\n' > log.csv
   dflop advise --step-times log.csv"#;
