@@ -83,6 +83,29 @@ def test_rows_of_tokens_cost_what_their_tokens_cost():
         assert found.positions is None
 
 
+def test_media_tokens_that_the_collation_multiplies_are_not_counted():
+    """One token a picture is no count of what the encoder reads."""
+    rows = [
+        {"input_ids": [1, IMAGE, 2], "images": ["a.png"]},
+        {"input_ids": [1, IMAGE, IMAGE], "images": ["b.png", "c.png"]},
+    ]
+    with pytest.raises(
+        ValueError, match="the rows have 3 media and 3 tokens for them: the collation makes more"
+    ):
+        costs_of_rows(datasets.Dataset.from_list(rows), qwen_model())
+    grown = [{"input_ids": [1, *[IMAGE] * 4, 2], "image": "a.png"}, {"input_ids": [1, 2, 3], "image": None}]
+    assert len(costs_of_rows(datasets.Dataset.from_list(grown), qwen_model())) == 2
+
+
+@pytest.mark.parametrize("given", [{"length": [3, 9]}, {"lengths": [[3], [9]]}])
+def test_of_text_alone_a_length_is_enough(given):
+    model = text_model()
+    cost = cost_of_parameters(model)
+    found = costs_of_rows(datasets.Dataset.from_dict({**given, "messages": ["", ""]}), model)
+    assert list(found.llm_ns) == list(dflop.costs([cost((0, 3)), cost((0, 9))]).llm_ns)
+    assert list(found.tokens) == [3, 9]
+
+
 def test_what_is_frozen_costs_less():
     rows = [{"input_ids": [1, *[IMAGE] * 9, 2]}]
     model = qwen_model()

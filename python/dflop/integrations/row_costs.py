@@ -47,6 +47,8 @@ _MERGED_BY = {
     ("qwen2_5_omni", "audio"): 2.0,
     ("qwen3_omni_moe", "audio"): 1.0,
 }
+_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
+_LENGTHS = ("lengths", "length")
 _BATCH = 1_000
 """Rows that are counted at a time."""
 
@@ -63,7 +65,8 @@ def costs_of_rows(
     data` does it.
 
     Args:
-        rows: a `datasets.Dataset`, or a list of dictionaries with `input_ids`.
+        rows: a `datasets.Dataset`, or a list of dictionaries with `input_ids`. Of a model of text alone a
+            column `length` or `lengths` is enough.
         model: of transformers, with or without adapters of peft, not sharded yet.
         processor: of transformers; needed where rows have no `input_ids`, unless `model_dir` has it.
         model_dir: the directory of the model, instead of `processor`.
@@ -101,6 +104,12 @@ def _counted(
     cost = cost_of_parameters(model)
     if _has_ids(rows):
         return _of_ids(rows, model, cost)
+    if is_dataset(rows) and not _merged(unwrapped(model).config):
+        # Of text alone a length says all, as ms-swift and `group_by_length` of transformers have it.
+        for name in _LENGTHS:
+            if name in rows.column_names:
+                lengths = [max(n) if isinstance(n, list) else int(n) for n in rows[name]]
+                return [cost((0, n)) for n in lengths], lengths
     if not is_dataset(rows):
         message = (
             f"`train_dataset` is a `{type(rows).__name__}` whose rows say nothing of their size, {_HINT}"
@@ -112,7 +121,8 @@ def _counted(
     if found.num_bad:
         message = f"{found.num_bad} of {len(found) + found.num_bad} rows are bad, and the trainer reads all"
         raise ValueError(message)
-    tokens = [] if found.tokens is None else list(found.tokens)
+    # A data profile has them always.
+    tokens = list(found.tokens or ())
     return list(zip(found.encoder_ns, found.llm_ns, strict=True)), tokens
 
 
@@ -126,16 +136,37 @@ def _has_ids(rows: Any) -> bool:
 
 def _of_ids(rows: Any, model: nn.Module, cost: ParameterCost) -> tuple[list[tuple[float, float]], list[int]]:
     merged = _merged(unwrapped(model).config)
-    pairs, lengths = [], []
+    pairs, lengths, num_media = [], [], 0
     for tokens, found in _batches_of_ids(rows):
         ends = np.cumsum(found)
         encoder = np.zeros(len(found))
         for token, count in merged.items():
             before = np.concatenate([[0], np.cumsum(tokens == token)])
             encoder += count * (before[ends] - before[ends - found])
+            num_media += int(before[-1])
         pairs += map(cost, zip(encoder.tolist(), found.tolist(), strict=True))
         lengths += found.tolist()
+    if 0 < num_media <= (num_pictures := _num_pictures(rows)):
+        message = (
+            f"the rows have {num_pictures} media and {num_media} tokens for them: the collation makes more "
+            f"of these, and nobody knows how many, {_HINT}"
+        )
+        raise ValueError(message)
     return pairs, lengths
+
+
+def _num_pictures(rows: Any) -> int:
+    """Media in columns beside the tokens."""
+    names = [name for name in _COLUMNS if is_dataset(rows) and name in rows.column_names]
+    if not names:
+        return 0
+    total = 0
+    for batch in rows.select_columns(names).with_format("arrow").iter(_BATCH):
+        for name in names:
+            column = batch.column(name).combine_chunks()
+            is_list = hasattr(column, "value_lengths")
+            total += len(column.flatten()) if is_list else len(column) - column.null_count
+    return total
 
 
 def _batches_of_ids(rows: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
