@@ -6,6 +6,8 @@ this rank's media --> rows sent by predicted cost --> the tower --> features sen
 
 from __future__ import annotations
 
+import atexit
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +34,14 @@ class Absent:
     """The argument of a tower on a rank that has no media for this call."""
 
 
+def _leave(group: Any) -> None:
+    """Ends a group of gloo, whose threads may abort a process that ends before (PyTorch 2.15)."""
+    if distributed.is_initialized():
+        # It is gone where the trainer has ended its groups itself.
+        with suppress(ValueError, RuntimeError):
+            distributed.destroy_process_group(group)
+
+
 class Ranks:
     """The data-parallel ranks, with groups of their own.
 
@@ -51,6 +61,7 @@ class Ranks:
         backend = distributed.get_backend(mesh_group)
         self.rows: Any = distributed.new_group(ranks, backend=backend, use_local_synchronization=True)
         self._sizes: Any = distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        atexit.register(_leave, self._sizes)
 
     def __deepcopy__(self, _: dict[int, Any]) -> Ranks:
         """Itself: a copy of the model meets the same ranks."""
