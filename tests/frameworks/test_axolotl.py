@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import tiny_text
 import tiny_vision
 import torch
 import yaml
@@ -108,17 +110,8 @@ def loaded(keys, folder):
 
 def steps_of(num_samples, accumulation):
     """The samples of each step, whatever they cost."""
-    from dflop import BalancedBatchSampler
-
-    num_buckets = NUM_RANKS * accumulation
-    sampler = BalancedBatchSampler([(0, 1)] * num_samples, BATCH_SIZE, num_buckets=num_buckets, seed=SEED)
-    steps = []
-    for epoch in range(NUM_EPOCHS):
-        sampler.set_epoch(epoch)
-        batches = list(sampler)
-        for start in range(0, len(batches), num_buckets):
-            steps.append([i for batch in batches[start : start + num_buckets] for i in batch])
-    return steps
+    samples = SimpleNamespace(costs=[(0, 1)] * num_samples)
+    return tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * accumulation, NUM_EPOCHS, seed=SEED)
 
 
 def train_alone(keys, accumulation, directory):

@@ -12,8 +12,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import tiny_text
 import tiny_vision
 import torch
 import yaml
@@ -85,17 +87,8 @@ LORA = {"finetuning_type": "lora", "lora_rank": 4, "lora_target": "all", "freeze
 
 def steps_of(num_samples, accumulation):
     """The samples of each step, whatever they cost."""
-    from dflop import BalancedBatchSampler
-
-    num_buckets = NUM_RANKS * accumulation
-    sampler = BalancedBatchSampler([(0, 1)] * num_samples, BATCH_SIZE, num_buckets=num_buckets, seed=SEED)
-    steps = []
-    for epoch in range(NUM_EPOCHS):
-        sampler.set_epoch(epoch)
-        batches = list(sampler)
-        for start in range(0, len(batches), num_buckets):
-            steps.append([i for batch in batches[start : start + num_buckets] for i in batch])
-    return steps
+    samples = SimpleNamespace(costs=[(0, 1)] * num_samples)
+    return tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * accumulation, NUM_EPOCHS, seed=SEED)
 
 
 def train_alone(arguments, accumulation, directory):

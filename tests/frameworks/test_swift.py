@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_vision
 from safetensors.torch import load_file
 
 pytest.importorskip("swift", reason="ms-swift is not installed: `make test-frameworks`")
@@ -36,7 +37,7 @@ TEMPLATE = (
 def write_model(folder):
     """A tiny LLaVA 1.5 with weights and processor; every byte of text is a token."""
     import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken
     from transformers import (
         CLIPImageProcessor,
         LlavaConfig,
@@ -45,10 +46,7 @@ def write_model(folder):
         PreTrainedTokenizerFast,
     )
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = Tokenizer(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokens.decoder = decoders.ByteLevel()
+    tokens = tiny_vision.byte_tokens()
     special = ["<s>", "</s>", "<pad>", "<image>"]
     tokens.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer = PreTrainedTokenizerFast(
@@ -159,14 +157,6 @@ def sft(folder, out, num_ranks, *arguments, fails=False):
     return [float(line["loss"]) for line in lines if "loss" in line]
 
 
-def difference(found, expected):
-    """The largest relative error of a parameter; gradients of biases of keys are zero but for rounding."""
-    assert found.keys() == expected.keys()
-    return max(
-        float((found[name] - value).norm() / value.norm().clamp(min=1e-6)) for name, value in expected.items()
-    )
-
-
 def weights(out):
     (directory,) = Path(out).glob("checkpoint-*")
     return load_file(directory / "model.safetensors")
@@ -183,7 +173,7 @@ def alone(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("alone")
     losses = sft(folder, out, 1, *ALONE, "--external_plugins", "leave.py")
     assert len(losses) == 4
-    assert difference(load_file(folder / "model/model.safetensors"), weights(out)) > 1e-2
+    assert tiny_vision.difference(load_file(folder / "model/model.safetensors"), weights(out)) > 1e-2
     return losses, weights(out)
 
 
@@ -206,7 +196,7 @@ def test_two_ranks_train_what_one_process_trains(batch_size, accumulation, lines
     changed = ("--external_plugins", "leave.py", str(tmp_path / "plugin.py"), "--callbacks", "dflop")
     losses = sft(folder, tmp_path / "out", 2, *sizes, *changed)
     assert losses == pytest.approx(alone[0], rel=1e-4)
-    assert difference(weights(tmp_path / "out"), alone[1]) <= TOLERANCE
+    assert tiny_vision.difference(weights(tmp_path / "out"), alone[1]) <= TOLERANCE
     (state,) = (tmp_path / "out").glob("checkpoint-*/trainer_state.json")
     assert "BalancedSteps" in json.loads(state.read_text())["stateful_callbacks"]
 
@@ -229,7 +219,7 @@ def test_adapters_and_a_run_that_resumes(folder, tmp_path):
     adapters = [
         load_file(tmp_path / run / "checkpoint-4/adapter_model.safetensors") for run in ("whole", "again")
     ]
-    assert difference(*adapters) <= TOLERANCE
+    assert tiny_vision.difference(*adapters) <= TOLERANCE
 
 
 def test_what_cannot_be_balanced_is_refused(folder, tmp_path):

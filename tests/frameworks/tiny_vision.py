@@ -24,9 +24,19 @@ CHAT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }
 {% endif %}"""
 
 
+def byte_tokens():
+    """A tokenizer, of which every byte of text is a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = Tokenizer(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokens.decoder = decoders.ByteLevel()
+    return tokens
+
+
 def write_model(directory, seed=0):
     """Configuration, weights in float32 and processor; every byte of text is a token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import (
         PreTrainedTokenizerFast,
         Qwen2_5_VLConfig,
@@ -36,12 +46,8 @@ def write_model(directory, seed=0):
         Qwen2VLVideoProcessor,
     )
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = Tokenizer(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokens.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens,
+        tokenizer_object=byte_tokens(),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=[

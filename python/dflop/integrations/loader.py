@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import distributed
 from torch.utils.data import DataLoader
@@ -11,7 +11,11 @@ from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.padded_rows import watched
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
 
 _OF_LOADER = frozenset(
     [
@@ -27,6 +31,37 @@ def ranks_of(group: ProcessGroup | None = None) -> tuple[int, int]:
     if not (distributed.is_available() and distributed.is_initialized()):
         return 1, 0
     return distributed.get_world_size(group), distributed.get_rank(group)
+
+
+def of_first_rank(make: Callable[[], T], what: str) -> T:
+    """What rank 0 makes, on every rank; each calls it.
+
+    Args:
+        make: run on rank 0 alone.
+        what: that it does, for the other ranks' error.
+
+    Returns:
+        What it gave, which is not None.
+
+    Raises:
+        ValueError: on the other ranks, where it failed on rank 0; that rank raises its own error.
+    """
+    num_ranks, rank = ranks_of()
+    found: list[Any] = [None]
+    failure: BaseException | None = None
+    if rank == 0:
+        try:
+            found = [make()]
+        except Exception as error:  # The other ranks wait: they are told first.
+            failure = error
+    if num_ranks > 1:
+        distributed.broadcast_object_list(found, src=0)
+    if failure is not None:
+        raise failure
+    if found[0] is None:
+        message = f"rank 0 could not {what}, its error says why"
+        raise ValueError(message)
+    return found[0]
 
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

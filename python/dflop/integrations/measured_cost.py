@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from dflop._native import profile_shapes
 from dflop.integrations.backbone import backbone_of
-from dflop.integrations.loader import ranks_of
+from dflop.integrations.loader import of_first_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -155,22 +155,10 @@ def measure_cost(
         message = f"`num_samples` is {num_samples}, must be at least 4; `repeats` is {repeats}, at least 1"
         raise ValueError(message)
     _check(model)
-    num_ranks, rank = ranks_of()
-    found: list[Any] = [None]
-    failure: BaseException | None = None
-    if rank == 0:
-        try:
-            found = [_measured(model, batch_of, shapes, loss or _loss_of_model, num_samples, repeats)]
-        except Exception as error:  # The other ranks wait: they are told first.
-            failure = error
-    if num_ranks > 1:
-        distributed.broadcast_object_list(found, src=0)
-    if failure is not None:
-        raise failure
-    if found[0] is None:
-        message = "rank 0 could not measure the costs, its error says why"
-        raise ValueError(message)
-    return found[0]
+    return of_first_rank(
+        lambda: _measured(model, batch_of, shapes, loss or _loss_of_model, num_samples, repeats),
+        "measure the costs",
+    )
 
 
 def _check(model: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """What the rows cost that a trainer holds, counted from the rows themselves: no data profile is needed.
 
-rows with `input_ids`        -> tokens, and media tokens among them  \
-rows with chats and media    -> `dflop profile data` of a copy       /  -> cost_of_parameters(model) -> Costs
+rows with `input_ids`        -> tokens, and media tokens among them   \
+rows with chats and media    -> `dflop profile data` of them          /  -> cost_of_parameters(model) -> Costs
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import distributed
 
 from dflop.data.costs import Costs, costs
 from dflop.data.saved import is_dataset
 from dflop.integrations.backbone import unwrapped
+from dflop.integrations.loader import of_first_rank
 from dflop.integrations.parameter_cost import ParameterCost, cost_of_parameters
 
 if TYPE_CHECKING:
@@ -75,25 +75,13 @@ def costs_of_rows(
         One cost a row, in floating point operations, with the rows' tokens.
 
     Raises:
-        ValueError: rows of another form, or a model whose parameters cannot be counted.
+        ValueError: rows of another form, or a model whose parameters cannot be counted; on the other ranks,
+            where rank 0 could not count.
         ProfileError: rows that `dflop profile data` refuses, or bad ones among them.
-        RuntimeError: rank 0 could not count.
     """
-    found: list[Any] = [None]
-    is_among_ranks = distributed.is_available() and distributed.is_initialized()
-    if not is_among_ranks or distributed.get_rank() == 0:
-        try:
-            found[0] = _counted(rows, model, processor, model_dir)
-        finally:
-            # Also where it failed: the others would wait for ever.
-            if is_among_ranks:
-                distributed.broadcast_object_list(found, src=0)
-    else:
-        distributed.broadcast_object_list(found, src=0)
-    if found[0] is None:
-        message = "rank 0 could not count what the rows cost, its error says why"
-        raise RuntimeError(message)
-    pairs, tokens = found[0]
+    pairs, tokens = of_first_rank(
+        lambda: _counted(rows, model, processor, model_dir), "count what the rows cost"
+    )
     return costs(pairs, tokens=tokens)
 
 
