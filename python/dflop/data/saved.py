@@ -40,7 +40,11 @@ def is_dataset(source: Any) -> bool:
 
 
 def profile(
-    dataset: Any, model_dir: str | os.PathLike[str] | None, folder: Path
+    dataset: Any,
+    model_dir: str | os.PathLike[str] | None,
+    folder: Path,
+    columns: dict[str, str] | None = None,
+    ignore: tuple[str, ...] = (),
 ) -> tuple[Path, list[str], list[int] | None]:
     """Makes the data profile, by the command line's own verb.
 
@@ -50,6 +54,8 @@ def profile(
         dataset: What `is_dataset` knows.
         model_dir: The directory of the model, whose processor decides the sizes.
         folder: An empty one, for the copy and the profile.
+        columns: `data.columns` of the configuration.
+        ignore: `data.ignore` of it; a column that `columns` names is read.
 
     Returns:
         The profile's path; notices, for example of fields that are not read; and the row of the profile that
@@ -71,6 +77,7 @@ def profile(
         message = "there are no samples"
         raise ValueError(message)
     data = folder / "data"
+    config = _config(model_dir, data, columns or {}, ignore)
     (whole,) = splits.values()
     if len(whole) >= _MANY:
         # What the verb itself says of its progress is kept for an error.
@@ -78,19 +85,19 @@ def profile(
         sys.stderr.flush()
     if not _is_linked(whole, data):
         whole.save_to_disk(data)
-        return (*_profiled(data, model_dir, folder), None)
+        return (*_profiled(data, config, folder), None)
     # Which rows of its files are its rows, after a shuffle or a filter.
     indices = getattr(whole, "_indices", None)
     order = None if indices is None else indices.column(0).to_pylist()
     try:
-        return (*_profiled(data, model_dir, folder), order)
+        return (*_profiled(data, config, folder), order)
     except ProfileError:
         if order is None:
             raise
     # What is wrong may be a row that the dataset leaves out, and the error is to count its own rows.
     rmtree(data)
     whole.save_to_disk(data)
-    return (*_profiled(data, model_dir, folder), None)
+    return (*_profiled(data, config, folder), None)
 
 
 def _is_linked(dataset: Any, data: Path) -> bool:
@@ -132,16 +139,30 @@ def _is_whole(table: Any, files: list[Path]) -> bool:
     return found == lengths
 
 
-def _profiled(data: Path, model_dir: str | os.PathLike[str], folder: Path) -> tuple[Path, list[str]]:
-    """The profile of what was saved in `data`, and notices."""
+def _config(
+    model_dir: str | os.PathLike[str], data: Path, columns: dict[str, str], ignore: tuple[str, ...]
+) -> str:
+    """The file by which the verb profiles."""
     directory = Path(model_dir).resolve()
     model = {"dir": str(directory)}
     if _has_no_rule(directory):
         # Its own processor is asked.
         model["family"] = PROCESSOR
+    source: dict[str, Any] = {"path": str(data)}
+    if columns:
+        source["columns"] = columns
+    if unread := [name for name in ignore if name not in columns.values()]:
+        source["ignore"] = unread
+    mixture = data.with_name("mixture.yaml")
+    mixture.write_text(json.dumps({"datasets": [source]}))
     # Where `datasets` itself looks for media whose names are relative.
-    config = {"model": model, "data": {"mixture": str(data), "media_root": str(Path.cwd())}}
-    (folder / "dflop.yaml").write_text(json.dumps(config))
+    of_data = {"mixture": str(mixture), "media_root": str(Path.cwd())}
+    return json.dumps({"model": model, "data": of_data})
+
+
+def _profiled(data: Path, config: str, folder: Path) -> tuple[Path, list[str]]:
+    """The profile of what was saved in `data`, and notices."""
+    (folder / "dflop.yaml").write_text(config)
     command = [sys.executable, "-m", "dflop", "profile", "data", "--config", str(folder / "dflop.yaml")]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:

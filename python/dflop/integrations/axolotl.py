@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 # Of Axolotl, whose own versions of everything stand apart from ours.
 from axolotl.core.trainers.base import AxolotlTrainer  # pyright: ignore[reportMissingImports]
 from axolotl.integrations.base import BasePlugin  # pyright: ignore[reportMissingImports]
 from pydantic import BaseModel
 
-from dflop.integrations.backbone import backbone_of, unwrapped
 from dflop.integrations.row_costs import costs_of_rows
+from dflop.integrations.text_alone import unused_in_ddp
 from dflop.integrations.yaml_options import balance_as_asked, checked
-
-if TYPE_CHECKING:
-    from dflop.data.costs import Costs
 
 _REFUSED = {
     "sample_packing": "it makes batches of tokens, and these are of samples",
@@ -32,6 +29,12 @@ _REFUSED = {
 }
 _FUSED = ("cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy")
 """Losses inside the model, which Axolotl does not give the label tokens of a step."""
+
+
+_OF_ENCODER = (
+    "Set `ddp_find_unused_parameters: true`, or `dflop: {balance_encoder: true}`, or freeze it "
+    "(`freeze_mm_modules: true`)"
+)
 
 
 class BalanceArgs(BaseModel):
@@ -81,7 +84,10 @@ class BalancePlugin(BasePlugin):
             options = {"shuffle": False, **options}
         costs = costs_of_rows(trainer.train_dataset, trainer.model, _processor(trainer))
         if not options.get("balance_encoder"):
-            _check_unused(trainer, costs)
+            num_alone = sum(not cost for cost in costs.encoder_ns)
+            if fact := unused_in_ddp(trainer, num_alone, len(costs)):
+                message = f"{fact}. {_OF_ENCODER}"
+                raise ValueError(message)
         balance_as_asked(trainer, options, costs, pads=not cfg.get("batch_flattening"))
 
 
@@ -110,24 +116,6 @@ def _check(cfg: Any, trainer: Any) -> None:
                 "from the logits, which need their memory",
                 stacklevel=3,
             )
-
-
-def _check_unused(trainer: Any, costs: Costs) -> None:
-    """Refuses texts beside which DDP would wait for the gradients of an encoder that nobody called."""
-    args, model = trainer.args, trainer.model
-    if args.world_size == 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        return
-    num_alone = sum(not cost for cost in costs.encoder_ns)
-    head = unwrapped(model).get_output_embeddings()
-    of_llm = {id(weight) for part in (backbone_of(model), head) for weight in part.parameters()}
-    is_trained = any(weight.requires_grad and id(weight) not in of_llm for weight in model.parameters())
-    if num_alone and is_trained and args.ddp_find_unused_parameters is False:
-        message = (
-            f"{num_alone} of {len(costs)} rows have nothing for the encoder, which trains: on a microbatch "
-            "of those alone DDP waits for its gradients for ever. Set `ddp_find_unused_parameters: true`, or "
-            "`dflop: {balance_encoder: true}`, or freeze it (`freeze_mm_modules: true`)"
-        )
-        raise ValueError(message)
 
 
 def _processor(trainer: Any) -> Any:

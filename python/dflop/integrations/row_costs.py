@@ -1,7 +1,8 @@
 """What the rows cost that a trainer holds, counted from the rows themselves: no data profile is needed.
 
 rows with `input_ids`        -> tokens, and media tokens among them   \
-rows with chats and media    -> `dflop profile data` of them          /  -> cost_of_parameters(model) -> Costs
+rows with chats and media    -> `dflop profile data` of them           | -> cost_of_parameters(model) -> Costs
+pairs of answers             -> each answer with its prompt, as above /
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dflop._native import profile_shapes
 from dflop.data.costs import Costs, costs
-from dflop.data.saved import is_dataset
+from dflop.data.saved import is_dataset, profile
 from dflop.integrations.backbone import unwrapped
 from dflop.integrations.loader import of_first_rank
-from dflop.integrations.parameter_cost import ParameterCost, cost_of_parameters
+from dflop.integrations.parameter_cost import cost_of_parameters
 
 if TYPE_CHECKING:
     import os
@@ -49,12 +51,19 @@ _MERGED_BY = {
 }
 _COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
 _LENGTHS = ("lengths", "length")
+_ANSWERS = ("chosen", "rejected")
+"""Columns of TRL's preference datasets."""
 _BATCH = 1_000
 """Rows that are counted at a time."""
 
 
 def costs_of_rows(
-    rows: Any, model: nn.Module, processor: Any = None, model_dir: str | os.PathLike[str] | None = None
+    rows: Any,
+    model: nn.Module,
+    processor: Any = None,
+    model_dir: str | os.PathLike[str] | None = None,
+    *,
+    max_length: int | None = None,
 ) -> Costs:
     """Costs of the rows of a dataset, by the parameters of the model that trains on them.
 
@@ -62,7 +71,8 @@ def costs_of_rows(
     freeze before. Where rows have `input_ids`, their media tokens say what the encoder reads: a feature is
     taken for as many encoder tokens as the configuration merges into it, and encoder tokens behind no feature
     (padding of tiles, a thumbnail that is cut) are not counted. Other rows are profiled as `dflop profile
-    data` does it.
+    data` does it. A row with the answers `chosen` and `rejected` costs what both cost, each with the prompt
+    and its media, as TRL's `DPOTrainer` and `RewardTrainer` compute them.
 
     Args:
         rows: a `datasets.Dataset`, or a list of dictionaries with `input_ids`. Of a model of text alone a
@@ -70,9 +80,11 @@ def costs_of_rows(
         model: of transformers, with or without adapters of peft, not sharded yet.
         processor: of transformers; needed where rows have no `input_ids`, unless `model_dir` has it.
         model_dir: the directory of the model, instead of `processor`.
+        max_length: tokens of a sample, or of an answer with its prompt, beyond which the collation cuts.
 
     Returns:
-        One cost a row, in floating point operations, with the rows' tokens.
+        One cost a row, in floating point operations, with the rows' tokens. A pair has those of its longer
+        answer twice, as both are padded to it.
 
     Raises:
         ValueError: rows of another form, or a model whose parameters cannot be counted; on the other ranks,
@@ -80,38 +92,80 @@ def costs_of_rows(
         ProfileError: rows that `dflop profile data` refuses, or bad ones among them.
     """
     pairs, tokens = of_first_rank(
-        lambda: _counted(rows, model, processor, model_dir), "count what the rows cost"
+        lambda: _counted(rows, model, processor, model_dir, max_length), "count what the rows cost"
     )
     return costs(pairs, tokens=tokens)
 
 
 def _counted(
-    rows: Any, model: nn.Module, processor: Any, model_dir: str | os.PathLike[str] | None
+    rows: Any,
+    model: nn.Module,
+    processor: Any,
+    model_dir: str | os.PathLike[str] | None,
+    max_length: int | None,
 ) -> tuple[list[tuple[float, float]], list[int]]:
     """A cost and the LLM tokens of each row."""
-    cost = cost_of_parameters(model)
-    if _has_ids(rows):
-        return _of_ids(rows, model, cost)
-    if is_dataset(rows) and not _merged(unwrapped(model).config):
-        # Of text alone a length says all, as ms-swift and `group_by_length` of transformers have it.
-        for name in _LENGTHS:
-            if name in rows.column_names:
-                lengths = [max(n) if isinstance(n, list) else int(n) for n in rows[name]]
-                return [cost((0, n)) for n in lengths], lengths
-    if not is_dataset(rows):
+    by_parameters = cost_of_parameters(model)
+    kept = float("inf") if max_length is None else max_length
+
+    def cost(tokens: Any) -> tuple[float, float]:
+        encoder, llm = tokens
+        return by_parameters((encoder, min(llm, kept)))
+
+    if is_dataset(rows) and "chosen_ids" in rows.column_names and "rejected_ids" in rows.column_names:
+        shapes = _pairs_of_ids(rows)
+    elif _has_ids(rows):
+        shapes = [_of_ids(rows, model)]
+    elif is_dataset(rows) and (lengths := _lengths(rows, model)):
+        shapes = [[(0.0, length) for length in lengths]]
+    elif is_dataset(rows):
+        with TemporaryDirectory(prefix="dflop-") as folder:
+            directory = _directory(model, processor, Path(folder)) if model_dir is None else Path(model_dir)
+            shapes = [_profiled(rows, directory, columns) for columns in _columns(rows)]
+    else:
         message = (
             f"`train_dataset` is a `{type(rows).__name__}` whose rows say nothing of their size, {_HINT}"
         )
         raise ValueError(message)
+    pairs, tokens = [], []
+    for parts in zip(*shapes, strict=True):
+        both = [cost(part) for part in parts]
+        pairs.append((sum(encoder for encoder, _ in both), sum(llm for _, llm in both)))
+        tokens.append(len(parts) * min(max(llm for _, llm in parts), kept))
+    return pairs, list(map(int, tokens))
+
+
+def _lengths(rows: Any, model: nn.Module) -> list[int]:
+    """Of text alone a length says all, as ms-swift and `group_by_length` of transformers have it."""
+    if not _merged(unwrapped(model).config):
+        for name in _LENGTHS:
+            if name in rows.column_names:
+                return [max(n) if isinstance(n, list) else int(n) for n in rows[name]]
+    return []
+
+
+def _columns(rows: Any) -> list[dict[str, str]]:
+    """How `dflop profile data` is to read the rows: once, or once for each answer of a pair."""
+    if not all(name in rows.column_names for name in _ANSWERS):
+        return [{}]
+    # Without a prompt each answer is a whole chat, or a whole text.
+    is_chat = "prompt" not in rows.column_names
+    name = "messages" if is_chat else "completion"
+    return [{name: answer} for answer in _ANSWERS]
+
+
+def _profiled(rows: Any, model_dir: Path, columns: dict[str, str]) -> list[tuple[float, int]]:
+    """Encoder tokens and LLM tokens of each row, by `dflop profile data`."""
     with TemporaryDirectory(prefix="dflop-") as folder:
-        directory = _directory(model, processor, Path(folder)) if model_dir is None else Path(model_dir)
-        found = costs(rows, model_dir=directory, cost=cost)
-    if found.num_bad:
-        message = f"{found.num_bad} of {len(found) + found.num_bad} rows are bad, and the trainer reads all"
+        path, notices, order = profile(rows, model_dir, Path(folder), columns, _ANSWERS if columns else ())
+        for notice in notices:
+            warnings.warn(notice, stacklevel=6)
+        found, num_bad = profile_shapes(str(path))
+    if num_bad:
+        message = f"{num_bad} of {len(found) + num_bad} rows are bad, and the trainer reads all"
         raise ValueError(message)
-    # A data profile has them always.
-    tokens = list(found.tokens or ())
-    return list(zip(found.encoder_ns, found.llm_ns, strict=True)), tokens
+    shapes = [(encoder, llm) for _, encoder, llm in found]
+    return shapes if order is None else [shapes[index] for index in order]
 
 
 def _has_ids(rows: Any) -> bool:
@@ -122,25 +176,37 @@ def _has_ids(rows: Any) -> bool:
     )
 
 
-def _of_ids(rows: Any, model: nn.Module, cost: ParameterCost) -> tuple[list[tuple[float, float]], list[int]]:
+def _pairs_of_ids(rows: Any) -> list[list[tuple[float, int]]]:
+    """Of each answer its shape, with the prompt where that stands apart (TRL's `DPOTrainer`)."""
+    prompts = _lengths_of_ids(rows, "prompt_ids") if "prompt_ids" in rows.column_names else None
+    answers = [_lengths_of_ids(rows, f"{name}_ids") for name in _ANSWERS]
+    if prompts is not None:
+        answers = [[a + b for a, b in zip(prompts, lengths, strict=True)] for lengths in answers]
+    return [[(0.0, length) for length in lengths] for lengths in answers]
+
+
+def _lengths_of_ids(rows: Any, name: str) -> list[int]:
+    return [length for _, found in _batches_of_ids(rows, name) for length in found.tolist()]
+
+
+def _of_ids(rows: Any, model: nn.Module) -> list[tuple[float, int]]:
     merged = _merged(unwrapped(model).config)
-    pairs, lengths, num_media = [], [], 0
-    for tokens, found in _batches_of_ids(rows):
+    shapes, num_media = [], 0
+    for tokens, found in _batches_of_ids(rows, "input_ids"):
         ends = np.cumsum(found)
         encoder = np.zeros(len(found))
         for token, count in merged.items():
             before = np.concatenate([[0], np.cumsum(tokens == token)])
             encoder += count * (before[ends] - before[ends - found])
             num_media += int(before[-1])
-        pairs += map(cost, zip(encoder.tolist(), found.tolist(), strict=True))
-        lengths += found.tolist()
+        shapes += zip(encoder.tolist(), found.tolist(), strict=True)
     if 0 < num_media <= (num_pictures := _num_pictures(rows)):
         message = (
             f"the rows have {num_pictures} media and {num_media} tokens for them: the collation makes more "
             f"of these, and nobody knows how many, {_HINT}"
         )
         raise ValueError(message)
-    return pairs, lengths
+    return shapes
 
 
 def _num_pictures(rows: Any) -> int:
@@ -157,16 +223,16 @@ def _num_pictures(rows: Any) -> int:
     return total
 
 
-def _batches_of_ids(rows: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _batches_of_ids(rows: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The tokens of some rows, one behind the other, and how many each row has."""
     if is_dataset(rows):
         # The one column, so that no picture beside it is decoded.
-        for batch in rows.select_columns(["input_ids"]).with_format("arrow").iter(_BATCH):
-            column = batch.column("input_ids").combine_chunks()
+        for batch in rows.select_columns([name]).with_format("arrow").iter(_BATCH):
+            column = batch.column(name).combine_chunks()
             yield np.asarray(column.flatten()), np.asarray(column.value_lengths(), dtype=np.int64)
         return
     for start in range(0, len(rows), _BATCH):
-        ids = [np.asarray(row["input_ids"]).reshape(-1) for row in rows[start : start + _BATCH]]
+        ids = [np.asarray(row[name]).reshape(-1) for row in rows[start : start + _BATCH]]
         yield np.concatenate(ids), np.asarray([len(one) for one in ids])
 
 

@@ -1,12 +1,14 @@
-"""Microbatches of text alone where ranks gather the encoder's layers together (FSDP): nobody hangs."""
+"""Microbatches of text alone, where ranks meet in the encoder (FSDP) or wait for its gradients (DDP)."""
 
 from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.fsdp import FSDPModule
+
+from dflop.integrations.backbone import backbone_of, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +67,39 @@ def meeting_in_evaluation(model: nn.Module | None, *, is_fsdp2: bool) -> Iterato
 
     with attend_encoder(model).evaluating():
         yield
+
+
+def unused_in_ddp(trainer: Any, num_alone: int, num_samples: int) -> str | None:
+    """What happens where DDP waits for an encoder that a microbatch of text alone leaves out.
+
+    Args:
+        trainer: of transformers.
+        num_alone: samples that have nothing for the encoder.
+        num_samples: all.
+
+    Returns:
+        The fact, without a way out; None where that cannot happen.
+    """
+    handler = getattr(trainer.accelerator, "ddp_handler", None)
+    if trainer.args.world_size == 1 or not 0 < num_alone < num_samples or handler is None:
+        return None
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or handler.find_unused_parameters:
+        return None
+    whole = unwrapped(trainer.model)
+    # The second line gives every parameter of the encoder a gradient on every rank.
+    if any("_dflop_encoder" in vars(module) for module in whole.modules()):
+        return None
+    try:
+        parts = (backbone_of(trainer.model), whole.get_output_embeddings())
+    except ValueError:
+        return None
+    of_llm = {id(weight) for part in parts if part is not None for weight in part.parameters()}
+    if not any(weight.requires_grad and id(weight) not in of_llm for weight in whole.parameters()):
+        return None
+    return (
+        f"{num_alone} of {num_samples} samples have nothing for the encoder, which trains: after a "
+        "microbatch of those alone DDP waits for its gradients for ever"
+    )
 
 
 def _why_not_attended(model: nn.Module | None, is_fsdp2: bool) -> str | None:

@@ -5,24 +5,28 @@ Dataset, collator and workers are those of the trainer's own DataLoader; dflop o
 
 from __future__ import annotations
 
-import inspect
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.loader import check_length
-from dflop.integrations.loss import token_loss
 from dflop.integrations.padded_rows import watched
 from dflop.integrations.row_costs import costs_of_rows
-from dflop.integrations.text_alone import is_sharded_by_fsdp2, meet_in_encoder, meeting_in_evaluation
+from dflop.integrations.text_alone import (
+    is_sharded_by_fsdp2,
+    meet_in_encoder,
+    meeting_in_evaluation,
+    unused_in_ddp,
+)
+from dflop.integrations.trainer_loss import check_loss, divides_by_tokens, keep_the_mean
 
 if TYPE_CHECKING:
     import os
 
-    import torch
     from transformers import Trainer
 
 
@@ -34,27 +38,13 @@ _OF_TRAINER = {
 }
 """Arguments of the sampler that the trainer decides, and by what."""
 
+_OF_ENCODER = "Take `balance_encoder(model)`, or `ddp_find_unused_parameters=True`, or freeze the encoder"
 
-def mean_over_tokens(
-    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-) -> torch.Tensor:
-    """The loss of a microbatch, for `compute_loss_func`: summed, over the label tokens of the whole step.
+_PLAIN = (RandomSampler, SequentialSampler, DistributedSampler, BalancedBatchSampler)
+"""Samplers whose order is that of the trainer's arguments, or of an earlier call."""
 
-    Models that take no `num_items_in_batch` (Qwen2.5-VL, Qwen2-Audio) give a mean a microbatch instead.
-
-    Args:
-        outputs: of the model, with `logits`.
-        labels: [M, T].
-        num_items_in_batch: label tokens of all ranks' microbatches of the step; None in evaluation of models
-            that count none: those of the microbatch.
-
-    Returns:
-        A number; the trainer multiplies it by the ranks, over which DDP, FSDP and DeepSpeed average.
-    """
-    logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits
-    if num_items_in_batch is None:
-        num_items_in_batch = labels[..., 1:].ne(-100).sum()
-    return token_loss(logits, labels, num_items_in_batch)
+_THEIR_OWN = ("axolotl.", "llamafactory.", "swift.")
+"""Frameworks whose settings are looked at elsewhere."""
 
 
 def balance(
@@ -91,13 +81,20 @@ def balance(
     from dflop.integrations.trainer_steps import BalancedSteps, load_whole_checkpoints, steps_of
 
     _check(trainer)
+    check_loss(trainer)
     args = trainer.args
     for name in options.keys() & _OF_TRAINER.keys():
         message = f"`{name}` is {options[name]!r}, leave it out: the trainer decides it ({_OF_TRAINER[name]})"
         raise ValueError(message)
     if costs is None:
         model: Any = trainer.model
-        costs = costs_of_rows(trainer.train_dataset, model, trainer.processing_class, model_dir)
+        costs = costs_of_rows(
+            trainer.train_dataset,
+            model,
+            trainer.processing_class,
+            model_dir,
+            max_length=getattr(args, "max_length", None),
+        )
     elif model_dir is not None:
         message = "`model_dir` is for costs that are counted, and `costs` are given: leave one out"
         raise ValueError(message)
@@ -120,9 +117,14 @@ def balance(
 
     def get_train_dataloader() -> DataLoader[Any]:
         given = theirs()
+        _check_sampler(given, shuffles=bool(sampler.state_dict()["shuffle"]))
         check_length(given.dataset, sampler, "train_dataset")
         if meets_of(trainer.accelerator, trainer.model) == "phase":
             meet_in_encoder(trainer.model, sampler, args.process_index, is_fsdp2=_is_fsdp2(trainer))
+        elif args.process_index == 0:
+            num_samples = int(sampler.state_dict()["num_samples"])
+            if fact := unused_in_ddp(trainer, sampler.num_text_alone, num_samples):
+                warnings.warn(f"{fact}. {_OF_ENCODER}", stacklevel=2)
         names = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         names += ("multiprocessing_context", "worker_init_fn", "timeout", "in_order")
         kept = {name: getattr(given, name) for name in names if hasattr(given, name)}
@@ -143,8 +145,7 @@ def balance(
     load_whole_checkpoints(trainer)
     trainer.remove_callback(BalancedSteps)
     trainer.add_callback(BalancedSteps(steps_of(sampler, args.gradient_accumulation_steps)))
-    if trainer.compute_loss_func is None and not _divides_by_tokens(trainer):
-        trainer.compute_loss_func = mean_over_tokens
+    keep_the_mean(trainer)
     return trainer
 
 
@@ -161,11 +162,21 @@ def _degree(trainer: Any) -> int:
     return degree
 
 
-def _divides_by_tokens(trainer: Any) -> bool:
-    """Whether the loss is summed and divided by `num_items_in_batch` already."""
-    is_own = "compute_loss" in vars(type(trainer)) and trainer.model_accepts_loss_kwargs
-    takes = "num_items_in_batch" in inspect.signature(trainer.compute_loss).parameters
-    return takes and (is_own or bool(trainer.model_accepts_loss_kwargs))
+def _check_sampler(loader: Any, *, shuffles: bool) -> None:
+    """Refuses a loader whose own choice of samples would be dropped without a word."""
+    chooser = getattr(loader, "batch_sampler", None)
+    for name in ("batch_sampler", "sampler"):
+        # accelerate puts its shards around theirs.
+        while isinstance(inner := getattr(chooser, name, None), Sampler):
+            chooser = inner
+    if isinstance(chooser, SequentialSampler) and shuffles:
+        wrong = "reads the samples in their order: give `shuffle=False` to keep it"
+    elif chooser is None or isinstance(chooser, _PLAIN) or type(chooser).__module__.startswith(_THEIR_OWN):
+        return
+    else:
+        wrong = "chooses samples in its own way, and they are chosen here: leave it out"
+    message = f"the sampler of the trainer is a `{type(chooser).__name__}`, which {wrong}"
+    raise ValueError(message)
 
 
 def _check(trainer: Any) -> None:
@@ -203,7 +214,7 @@ def _check(trainer: Any) -> None:
             "`auto_find_batch_size` is true, and batches do not become smaller here: leave it out and give "
             "a lower `per_device_train_batch_size`, or a cap, `balance(..., max_tokens=)`"
         )
-    elif args.label_smoothing_factor and not _divides_by_tokens(trainer):
+    elif args.label_smoothing_factor and not divides_by_tokens(trainer):
         wrong = (
             f"`label_smoothing_factor` is {args.label_smoothing_factor}, and the model takes no "
             "`num_items_in_batch`: give the trainer a `compute_loss_func` that smooths"

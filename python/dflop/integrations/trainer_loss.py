@@ -1,0 +1,268 @@
+"""What the loss of a `transformers.Trainer` is a mean over, and how it stays that in uneven microbatches.
+
+sum over label tokens / those of the step -> as it is, or `mean_over_tokens` in its place
+mean over the pairs of a microbatch       -> times the microbatch's share of the step's pairs
+any other                                 -> refused
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.integrations.backbone import unwrapped
+from dflop.integrations.loss import token_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import Trainer
+
+_OF_PAIRS = ("trl.trainer.dpo_trainer", "trl.trainer.reward_trainer")
+"""Modules of TRL whose loss is a mean over the pairs of a microbatch."""
+
+_OF_TOKENS = ("transformers.", "trl.trainer.sft_trainer")
+"""Modules whose `compute_loss` divides by `num_items_in_batch`, or lets the model do it."""
+
+_OF_BATCHES = {
+    "aot": "it sorts the pairs of a microbatch",
+    "aot_unpaired": "it sorts the pairs of a microbatch",
+}
+"""Losses of TRL's `DPOTrainer` in which a pair's part depends on the others of its microbatch."""
+
+_SAME = 1e-3
+"""Losses that differ by less are taken for equal; twice as many label tokens halve the right one."""
+
+
+def mean_over_tokens(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """The loss of a microbatch, for `compute_loss_func`: summed, over the label tokens of the whole step.
+
+    Models that take no `num_items_in_batch` (Qwen2.5-VL, Qwen2-Audio) give a mean a microbatch instead.
+
+    Args:
+        outputs: of the model, with `logits`.
+        labels: [M, T].
+        num_items_in_batch: label tokens of all ranks' microbatches of the step; None in evaluation of models
+            that count none: those of the microbatch.
+
+    Returns:
+        A number; the trainer multiplies it by the ranks, over which DDP, FSDP and DeepSpeed average.
+    """
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits
+    if num_items_in_batch is None:
+        num_items_in_batch = labels[..., 1:].ne(-100).sum()
+    return token_loss(logits, labels, num_items_in_batch)
+
+
+def is_of_pairs(trainer: Trainer) -> bool:
+    """Whether a row of the trainer is a pair of answers: TRL's `DPOTrainer` and `RewardTrainer`.
+
+    Args:
+        trainer: of transformers, or made of it.
+    """
+    return any(kind.__module__ in _OF_PAIRS for kind in type(trainer).__mro__)
+
+
+def divides_by_tokens(trainer: Trainer) -> bool:
+    """Whether the loss is summed and divided by `num_items_in_batch` already.
+
+    Args:
+        trainer: of transformers, or made of it.
+    """
+    is_own = "compute_loss" in vars(type(trainer)) and trainer.model_accepts_loss_kwargs
+    takes = "num_items_in_batch" in inspect.signature(trainer.compute_loss).parameters
+    return takes and (is_own or bool(trainer.model_accepts_loss_kwargs))
+
+
+def check_loss(trainer: Any) -> None:
+    """Refuses trainers whose loss has no sense in uneven microbatches, as far as their type says it.
+
+    Args:
+        trainer: of transformers, or made of it.
+
+    Raises:
+        ValueError: it is one of those.
+    """
+    kind = type(trainer)
+    of_trl = [one for one in kind.__mro__ if one.__module__.startswith("trl.")]
+    is_own = all(_is_from(kind, name, _OF_PAIRS) for name in ("compute_loss", "_compute_loss"))
+    wrong = None
+    if is_of_pairs(trainer):
+        asked = getattr(trainer.args, "loss_type", None) or []
+        unfit = [name for name in ([asked] if isinstance(asked, str) else asked) if name in _OF_BATCHES]
+        if unfit:
+            wrong = f"its `loss_type` is `{unfit[0]}`, and {_OF_BATCHES[unfit[0]]}: take another"
+        elif "sft" in asked and getattr(trainer.args, "use_weighting", False):
+            wrong = "its `loss_type` has `sft`, whose mean `use_weighting` multiplies: leave one of them out"
+        elif not is_own:
+            wrong = (
+                "its loss is not TRL's own (1.14 and 1.16 were tried), so nobody knows what it is a mean over"
+            )
+    elif of_trl and not any(one.__module__ in _OF_TOKENS for one in of_trl):
+        wrong = "of TRL's trainers `SFTTrainer`, `DPOTrainer` and `RewardTrainer` can be balanced"
+    if wrong is not None:
+        message = (
+            f"the trainer is a `{kind.__name__}`, and balanced microbatches have unequal numbers of samples: "
+            f"{wrong}"
+        )
+        raise ValueError(message)
+
+
+def _is_from(kind: type, name: str, modules: tuple[str, ...]) -> bool:
+    """Whether a method is of those modules, or is not there at all."""
+    found = getattr(kind, name, None)
+    return found is None or found.__module__.startswith(modules)
+
+
+def keep_the_mean(trainer: Any) -> None:
+    """Makes the loss of each microbatch its part of the step's; `check_loss` first.
+
+    Args:
+        trainer: of transformers, or made of it; once more changes nothing.
+    """
+    if getattr(trainer, "_keeps_the_mean", False):
+        return
+    trainer._keeps_the_mean = True
+    if is_of_pairs(trainer):
+        _weigh_pairs(trainer)
+        return
+    is_known = _is_from(type(trainer), "compute_loss", _OF_TOKENS)
+    if trainer.compute_loss_func is not None:
+        is_known = False
+    elif not divides_by_tokens(trainer):
+        trainer.compute_loss_func = mean_over_tokens
+    else:
+        # Code of a model's own directory may take `num_items_in_batch` and leave it unread.
+        is_known &= type(unwrapped(trainer.model)).__module__.startswith("transformers.")
+    if not is_known:
+        _look_once(trainer)
+
+
+class _Pairs:
+    """The step's microbatches: pairs of each, and tokens of their chosen answers, of all ranks."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._sizes = torch.zeros(0)
+        self._counts: list[list[int]] = []
+        self._next = 0
+
+    def begin(self, batches: list[Any]) -> None:
+        """A step of these microbatches on this rank."""
+        mine = torch.stack(list(map(_sizes, batches)))[None].to(self._trainer.accelerator.device)
+        is_alone = self._trainer.args.world_size == 1
+        self._sizes = mine if is_alone else self._trainer.accelerator.gather(mine)
+        self._counts = self._sizes[..., 0].long().T.tolist()
+        self._next = 0
+
+    def next_weights(self) -> torch.Tensor:
+        """Of the next microbatch's mean over pairs, and of its mean over tokens."""
+        rank, self._next = self._trainer.args.process_index, self._next + 1
+        # The trainer divides by its microbatches, and the gradient is averaged over ranks.
+        num_means = self._trainer.args.world_size * self._trainer.current_gradient_accumulation_steps
+        return self._sizes[rank, self._next - 1] * num_means / self._sizes.sum(dim=(0, 1))
+
+    def gather(self, theirs: Callable[[Any], Any], values: torch.Tensor) -> Any:
+        """What `gather` of accelerate gives for the pairs of a microbatch; it demands equal counts."""
+        counts = self._counts[self._next - 1]
+        own = counts[self._trainer.args.process_index]
+        if not values.dim() or len(values) % own or len(set(counts)) == 1:
+            return theirs(values)
+        # Rewards of both answers are twice as many.
+        lengths = [count * (len(values) // own) for count in counts]
+        padded = values.new_zeros((max(lengths), *values.shape[1:]))
+        padded[: len(values)] = values
+        parts = theirs(padded).chunk(len(lengths))
+        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+
+def _weigh_pairs(trainer: Any) -> None:
+    """Weighs the mean of a microbatch, so that the mean over ranks and microbatches is that of the step."""
+    loss_of_theirs, samples_of_theirs = trainer.compute_loss, trainer.get_batch_samples
+    gather_of_theirs = trainer.accelerator.gather
+    # The part of DPO's loss that is a mean over the tokens of chosen answers (`sft`, as in MPO).
+    shares = list(getattr(trainer, "loss_weights", ()))
+    of_tokens = [name == "sft" for name in getattr(trainer, "loss_types", ())]
+    pairs = _Pairs(trainer)
+
+    def get_batch_samples(*given: Any, **named: Any) -> Any:
+        found = samples_of_theirs(*given, **named)
+        if found[0]:
+            pairs.begin(found[0])
+        return found
+
+    def compute_loss(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+        if not trainer.model.training:
+            return loss_of_theirs(model, inputs, *given, **named)
+        of_pair, of_token = pairs.next_weights()
+        if any(of_tokens):
+            trainer.loss_weights = [
+                share * of_token / of_pair if is_of_tokens else share
+                for share, is_of_tokens in zip(shares, of_tokens, strict=True)
+            ]
+        # TRL gathers numbers of each pair for its metrics.
+        trainer.accelerator.gather = partial(pairs.gather, gather_of_theirs)
+        try:
+            found = loss_of_theirs(model, inputs, *given, **named)
+        finally:
+            trainer.accelerator.gather = gather_of_theirs
+            if shares:
+                trainer.loss_weights = shares
+        return (found[0] * of_pair, *found[1:]) if isinstance(found, tuple) else found * of_pair
+
+    trainer.get_batch_samples, trainer.compute_loss = get_batch_samples, compute_loss
+
+
+def _sizes(batch: Any) -> torch.Tensor:
+    """Pairs, and tokens of their chosen answers: TRL stacks the rejected below the chosen ones."""
+    num_pairs = int(batch["input_ids"].shape[0]) // 2
+    mask = batch.get("completion_mask")
+    num_tokens = torch.zeros(()) if mask is None else mask[:num_pairs, 1:].sum().float()
+    return torch.stack([torch.tensor(float(num_pairs), device=num_tokens.device), num_tokens])
+
+
+def _look_once(trainer: Any) -> None:
+    """Compares, in the first microbatch, the loss over the step's label tokens and over twice as many."""
+    theirs = trainer.compute_loss
+
+    def compute_loss(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+        if trainer.model.training:
+            trainer.compute_loss = theirs
+            _check_first(trainer, model, inputs, named.get("num_items_in_batch"))
+        return theirs(model, inputs, *given, **named)
+
+    trainer.compute_loss = compute_loss
+
+
+def _check_first(trainer: Any, model: Any, inputs: Any, num_tokens: Any) -> None:
+    name = type(trainer).__name__
+    if num_tokens is None:
+        message = (
+            f"the trainer is a `{name}` whose batches have no `labels` that it counts, so its loss is a mean "
+            "of each microbatch, and balanced ones have unequal numbers of samples. Have the collation "
+            "give `labels`"
+        )
+        raise ValueError(message)
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    losses = []
+    for factor in (1, 2):
+        # The same dropout twice, and the numbers that follow stay what they were.
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            # `compute_loss` may take the labels out of what it is given.
+            loss = trainer.compute_loss(model, copy.copy(inputs), num_items_in_batch=factor * num_tokens)
+        losses.append(float(loss))
+    once, twice = losses
+    if once and abs(once - twice) <= _SAME * abs(once):
+        message = (
+            f"the loss of `{name}` is {once:.6g} whatever `num_items_in_batch` is: a mean of each "
+            "microbatch, and balanced ones have unequal numbers of label tokens. Divide the summed loss by "
+            "`num_items_in_batch`, the label tokens of the step on all ranks, or leave `compute_loss` and "
+            "`compute_loss_func` out"
+        )
+        raise ValueError(message)

@@ -1,0 +1,233 @@
+"""TRL's trainers of pairs on balanced batches: uneven ranks give what one process gives for the whole step.
+
+The oracle is TRL's own loss, of one process whose microbatch is the whole global batch: a mean over all its pairs.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import datasets
+import pytest
+import tiny_text
+import torch
+from PIL import Image
+from processor_dirs import write
+from ranks import free_port, results, run_ranks
+from test_trainers import (
+    BATCH_SIZE,
+    NUM_RANKS,
+    as_launched,
+    check,
+    losses_of,
+    tiny_tokenizer,
+    trainer_arguments,
+)
+from tiny_families import TINY
+from torch.utils.data import DataLoader
+
+from dflop.integrations import balance_encoder, costs_of_rows, remove_padding
+from dflop.integrations.accelerate import keep_batches
+from dflop.integrations.transformers import balance
+
+NUM_PAIRS = 26
+
+
+def words(draw, most):
+    return " ".join(f"w{draw.randrange(3, tiny_text.VOCABULARY)}" for _ in range(draw.randrange(1, most)))
+
+
+def pairs():
+    """Texts of very uneven lengths; chosen and rejected answers do not vary together."""
+    draw = random.Random(0)
+    return datasets.Dataset.from_list(
+        [
+            {
+                "prompt": words(draw, 4 if position % 3 else 40),
+                "chosen": f" {words(draw, 30)}",
+                "rejected": f" {words(draw, 12)}",
+            }
+            for position in range(NUM_PAIRS)
+        ]
+    )
+
+
+def arguments(kind, folder, **changes):
+    given = trainer_arguments(folder, num_train_epochs=1, learning_rate=0.1).to_dict()
+    kept = {name: given[name] for name in given if name in kind.__dataclass_fields__}
+    for name in ("logging_dir", "hub_token", "push_to_hub_token", "warmup_ratio"):
+        kept.pop(name, None)
+    return kind(**{**kept, "bf16": False, "gradient_checkpointing": False, "max_length": None, **changes})
+
+
+def whole_steps(trainer, steps):
+    """The trainer reads each global batch as one microbatch."""
+    loader = DataLoader(trainer.train_dataset, batch_sampler=steps, collate_fn=trainer.data_collator)
+    trainer.get_train_dataloader = lambda: keep_batches(trainer.accelerator, loader)
+
+
+def steps_of_pairs(accumulation=2):
+    class Alike:
+        costs = [(0, 1)] * NUM_PAIRS
+
+    return tiny_text.global_batches(Alike, BATCH_SIZE, NUM_RANKS * accumulation, 1, seed=3)
+
+
+def compare(make, tmp_path, lines=lambda trainer: balance(trainer)):
+    """`make(folder, accumulation)` gives a trainer: two ranks with `lines` against one process without them."""
+    steps, ports = steps_of_pairs(), [free_port(), free_port()]
+    assert len(set(map(len, steps))) > 1, "steps of unequal counts too"
+
+    def alone(rank):
+        as_launched(rank, ports[0], 1)
+        trainer = make(tmp_path / "alone", 1)
+        whole_steps(trainer, steps)
+        trainer.train()
+        return losses_of(trainer), {name: p.detach() for name, p in trainer.model.named_parameters()}
+
+    expected = results(run_ranks(1, alone, tmp_path / "one"))[0]
+
+    def run(rank):
+        as_launched(rank, ports[1])
+        trainer = make(tmp_path / f"out{rank}", 2)
+        lines(trainer)
+        sizes = []
+        collate = trainer.data_collator
+
+        def counted(rows):
+            sizes.append(len(rows))
+            return collate(rows)
+
+        trainer.data_collator = counted
+        trainer.train()
+        assert len(set(sizes)) > 1, "microbatches of uneven counts"
+        return losses_of(trainer), tiny_text.difference(dict(trainer.model.named_parameters()), expected[1])
+
+    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks", timeout_s=280)), expected)
+
+
+@pytest.fixture(autouse=True)
+def _imported():
+    import trl.trainer.dpo_trainer
+    import trl.trainer.reward_trainer  # noqa: F401
+
+
+MIXED = {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]}
+
+
+@pytest.mark.parametrize("changes", [{}, MIXED])
+def test_preference_optimization(changes, tmp_path, quiet):
+    """DPO, and its mixture (MPO) with a part that is a mean over the tokens of chosen answers; rows unpadded there."""
+    from trl import DPOConfig, DPOTrainer
+
+    def make(folder, accumulation):
+        given = arguments(DPOConfig, folder, gradient_accumulation_steps=accumulation, **changes)
+        model, reference = tiny_text.make_model(), tiny_text.make_model()
+        return DPOTrainer(
+            model, reference, args=given, train_dataset=pairs(), processing_class=spaced_tokenizer()
+        )
+
+    def lines(trainer):
+        if changes:
+            remove_padding(trainer.model)
+        balance(trainer)
+
+    compare(make, tmp_path, lines)
+
+
+def test_rewards(tmp_path, quiet):
+    from transformers import AutoModelForSequenceClassification
+    from trl import RewardConfig, RewardTrainer
+
+    def make(folder, accumulation):
+        given = arguments(RewardConfig, folder, gradient_accumulation_steps=accumulation)
+        given.center_rewards_coefficient = 0.01
+        config = copy.deepcopy(tiny_text.make_model().config)
+        config.num_labels, config.pad_token_id = 1, 0
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_config(config)
+        return RewardTrainer(model, args=given, train_dataset=pairs(), processing_class=spaced_tokenizer())
+
+    compare(make, tmp_path)
+
+
+def spaced_tokenizer():
+    from tokenizers import pre_tokenizers
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def llava(folder):
+    """A tiny LLaVA with its processor."""
+    return write(
+        folder,
+        "llava",
+        copy.deepcopy(TINY["llava"]),
+        tokens=["<image>"],
+        marks={"image": "<image>"},
+        ids={"image_token_index": "<image>"},
+        parts={"image_processor": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}},
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+def pairs_with_pictures():
+    """Chats as TRL's collation for pictures wants them: up to three pictures, some rows with none."""
+    draw = random.Random(1)
+    rows = []
+    for position in range(NUM_PAIRS):
+        turns = {
+            "prompt": [{"role": "user", "content": words(draw, 6)}],
+            "chosen": [{"role": "assistant", "content": words(draw, 20)}],
+            "rejected": [{"role": "assistant", "content": words(draw, 8)}],
+        }
+        colours = [tuple(draw.randrange(256) for _ in range(3)) for _ in range(position % 4)]
+        rows.append({**turns, "images": [Image.new("RGB", (70, 60), colour) for colour in colours]})
+    return datasets.Dataset.from_list(rows)
+
+
+@pytest.mark.parametrize("lines", ["first", "all", "lora"])
+def test_preference_optimization_of_pictures(lines, tmp_path, quiet):
+    """Text alone in a microbatch, in a pair nobody's; the first line alone, and all three."""
+    from peft import LoraConfig
+    from transformers import AutoConfig, AutoModelForImageTextToText
+    from trl import DPOConfig, DPOTrainer
+
+    processor, rows = llava(tmp_path / "llava"), pairs_with_pictures()
+
+    def fresh():
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path / "llava"))
+        for name, parameter in model.named_parameters():
+            # Biases too: that of the keys has no gradient, and a value of zero would be nothing but rounding.
+            torch.nn.init.normal_(parameter, mean=float("layer" in name and "norm" in name), std=0.1)
+        return model.train()
+
+    def make(folder, accumulation):
+        given = arguments(DPOConfig, folder, gradient_accumulation_steps=accumulation, loss_type=["sigmoid"])
+        given_model = {"model": fresh(), "ref_model": fresh()}
+        if lines == "lora":
+            # Without a second model: its answers are those without the adapters.
+            targets = ["q_proj", "down_proj", "fc1"]
+            given_model = {
+                "model": fresh(),
+                "peft_config": LoraConfig(target_modules=targets, init_lora_weights=False),
+            }
+        return DPOTrainer(**given_model, args=given, train_dataset=rows, processing_class=processor)
+
+    def take(trainer):
+        costs = costs_of_rows(trainer.train_dataset, trainer.model, processor)
+        assert costs.encoder_ns[3] == pytest.approx(3 * costs.encoder_ns[1], rel=1e-6)
+        assert costs.encoder_ns[1] > costs.encoder_ns[4] == 0
+        if lines != "first":
+            balance_encoder(trainer.model)
+            remove_padding(trainer.model)
+            costs = costs.llm_alone()
+        balance(trainer, costs)
+
+    compare(make, tmp_path, take)
