@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -172,6 +173,78 @@ def test_chats_of_unequal_messages_are_read(llava):
     assert list(costs_of_rows(as_json, model, processor).tokens) == list(
         costs_of_rows(rows, model, processor).tokens
     )
+
+
+class ScriptOfQwen:
+    """As the training scripts of Qwen-VL and LLaVA keep their records; a list is one sample of several."""
+
+    def __init__(self, records, processor=None, image_folder=None):
+        self.list_data_dict = records
+        self.processor = processor
+        self.data_args = SimpleNamespace(image_folder=image_folder)
+
+    def __len__(self):
+        return len(self.list_data_dict)
+
+    def __getitem__(self, index):
+        return self.list_data_dict[index]
+
+
+def test_records_of_a_script_are_read_where_it_keeps_them(llava, tmp_path):
+    processor, model, _ = llava
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        Image.new("RGB", (70, 60)).save(tmp_path / f"in/{name}.png")
+
+    def record(*names, **more):
+        turns = [
+            {"from": "human", "value": "<image>" * len(names) + "what?"},
+            {"from": "gpt", "value": "a house " * (1 + len(names))},
+        ]
+        return {"conversations": turns, "image": list(names), **more}
+
+    plain = [record("a.png", "b.png"), record(), record("c.png")]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain))
+    expected = costs_of_rows(plain, model, processor, media_root=tmp_path / "in")
+    assert expected.encoder_ns[0] == pytest.approx(2 * expected.encoder_ns[2], rel=1e-6)
+    assert expected.encoder_ns[1] == 0 < min(expected.tokens)
+    with_paths = [{**row, "data_path": str(tmp_path / "in")} for row in plain]
+    of_qwen = costs_of_rows(ScriptOfQwen(with_paths, processor), model, processor.tokenizer)
+    of_llava = costs_of_rows(ScriptOfQwen(plain, image_folder=str(tmp_path / "in")), model, processor)
+    for found in (of_qwen, of_llava):
+        assert list(found.llm_ns) == list(expected.llm_ns)
+        assert list(found.encoder_ns) == list(expected.encoder_ns)
+        assert list(found.tokens) == list(expected.tokens)
+    # One row of two samples: all of their tokens, and none sees those of the other.
+    packed = costs_of_rows(ScriptOfQwen([with_paths[:2], with_paths[2]], processor), model)
+    assert list(packed.tokens) == [expected.tokens[0] + expected.tokens[1], expected.tokens[2]]
+    ratio = (expected.llm_ns[0] + expected.llm_ns[1]) / expected.llm_ns[2]
+    assert packed.llm_ns[0] / packed.llm_ns[1] == pytest.approx(ratio, rel=1e-6)
+    with pytest.raises(ProfileError, match="c.png"):
+        costs_of_rows(plain, model, processor, media_root=tmp_path)
+    with pytest.raises(ValueError, match="the records hold what is no JSON .* must be paths or URLs"):
+        costs_of_rows([record(Image.new("RGB", (7, 6)))], model, processor)
+
+
+def test_tokens_that_are_cut_cost_nothing():
+    model = text_model()
+    cost = cost_of_parameters(model)
+    found = costs_of_rows([{"input_ids": [1] * 9}, {"input_ids": [1] * 40}], model, max_length=12)
+    assert list(found.llm_ns) == list(dflop.costs([cost((0, 9)), cost((0, 12))]).llm_ns)
+    assert list(found.tokens) == [9, 12]
+
+
+def test_pairs_cost_both_answers():
+    """Each with the prompt; both are padded to the longer one."""
+    model = text_model()
+    cost = cost_of_parameters(model)
+    rows = {"prompt_ids": [[1] * 5, [1]], "chosen_ids": [[1] * 3, [1] * 2], "rejected_ids": [[1] * 9, [1]]}
+    expected = dflop.costs([(0, cost((0, 8))[1] + cost((0, 14))[1]), (0, cost((0, 3))[1] + cost((0, 2))[1])])
+    found = costs_of_rows(datasets.Dataset.from_dict(rows), model)
+    assert list(found.llm_ns) == list(expected.llm_ns)
+    assert list(found.tokens) == [28, 6]
+    whole = {name: rows[name] for name in ("chosen_ids", "rejected_ids")}
+    assert list(costs_of_rows(datasets.Dataset.from_dict(whole), model).tokens) == [18, 4]
 
 
 def test_the_line_needs_no_costs(llava, tmp_path):

@@ -43,6 +43,8 @@ def profile(
     dataset: Any,
     model_dir: str | os.PathLike[str] | None,
     folder: Path,
+    *,
+    media_root: Path | None = None,
     columns: dict[str, str] | None = None,
     ignore: tuple[str, ...] = (),
 ) -> tuple[Path, list[str], list[int] | None]:
@@ -54,6 +56,7 @@ def profile(
         dataset: What `is_dataset` knows.
         model_dir: The directory of the model, whose processor decides the sizes.
         folder: An empty one, for the copy and the profile.
+        media_root: Where relative paths of media start; None: the working directory, as of `datasets`.
         columns: `data.columns` of the configuration.
         ignore: `data.ignore` of it; a column that `columns` names is read.
 
@@ -77,7 +80,7 @@ def profile(
         message = "there are no samples"
         raise ValueError(message)
     data = folder / "data"
-    config = _config(model_dir, data, columns or {}, ignore)
+    config = _config(model_dir, data, media_root or Path.cwd(), columns or {}, ignore)
     (whole,) = splits.values()
     if len(whole) >= _MANY:
         # What the verb itself says of its progress is kept for an error.
@@ -98,6 +101,33 @@ def profile(
     rmtree(data)
     whole.save_to_disk(data)
     return (*_profiled(data, config, folder), None)
+
+
+def profile_records(
+    records: list[dict[str, Any]], model_dir: str | os.PathLike[str], folder: Path, media_root: Path
+) -> tuple[Path, list[str], None]:
+    """Makes the data profile of records as a line of JSONL has them, by the command line's own verb.
+
+    Args:
+        records: At least one; media are paths or URLs.
+        model_dir: The directory of the model, whose processor decides the sizes.
+        folder: An empty one, for the lines and the profile.
+        media_root: Where relative paths of media start.
+
+    Returns:
+        As `profile` does it.
+
+    Raises:
+        ValueError: A record that JSON cannot say.
+        ProfileError: What the verb refuses; the hint is a note.
+    """
+    data = folder / "data.jsonl"
+    try:
+        data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    except TypeError as error:
+        message = f"the records hold what is no JSON ({error}): media must be paths or URLs"
+        raise ValueError(message) from error
+    return (*_profiled(data, _config(model_dir, data, media_root), folder), None)
 
 
 def _is_linked(dataset: Any, data: Path) -> bool:
@@ -140,7 +170,11 @@ def _is_whole(table: Any, files: list[Path]) -> bool:
 
 
 def _config(
-    model_dir: str | os.PathLike[str], data: Path, columns: dict[str, str], ignore: tuple[str, ...]
+    model_dir: str | os.PathLike[str],
+    data: Path,
+    media_root: Path,
+    columns: dict[str, str] | None = None,
+    ignore: tuple[str, ...] = (),
 ) -> str:
     """The file by which the verb profiles."""
     directory = Path(model_dir).resolve()
@@ -151,12 +185,11 @@ def _config(
     source: dict[str, Any] = {"path": str(data)}
     if columns:
         source["columns"] = columns
-    if unread := [name for name in ignore if name not in columns.values()]:
+    if unread := [name for name in ignore if name not in (columns or {}).values()]:
         source["ignore"] = unread
     mixture = data.with_name("mixture.yaml")
     mixture.write_text(json.dumps({"datasets": [source]}))
-    # Where `datasets` itself looks for media whose names are relative.
-    of_data = {"mixture": str(mixture), "media_root": str(Path.cwd())}
+    of_data = {"mixture": str(mixture), "media_root": str(media_root)}
     return json.dumps({"model": model, "data": of_data})
 
 

@@ -16,14 +16,14 @@ import numpy as np
 
 from dflop._native import profile_shapes
 from dflop.data.costs import Costs, costs
-from dflop.data.saved import is_dataset, profile
+from dflop.data.saved import is_dataset, profile, profile_records
 from dflop.integrations.backbone import unwrapped
 from dflop.integrations.loader import of_first_rank
 from dflop.integrations.parameter_cost import cost_of_parameters
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
 
@@ -49,7 +49,7 @@ _MERGED_BY = {
     ("qwen2_5_omni", "audio"): 2.0,
     ("qwen3_omni_moe", "audio"): 1.0,
 }
-_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
+_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
 _LENGTHS = ("lengths", "length")
 _ANSWERS = ("chosen", "rejected")
 """Columns of TRL's preference datasets."""
@@ -63,6 +63,7 @@ def costs_of_rows(
     processor: Any = None,
     model_dir: str | os.PathLike[str] | None = None,
     *,
+    media_root: str | os.PathLike[str] | None = None,
     max_length: int | None = None,
 ) -> Costs:
     """Costs of the rows of a dataset, by the parameters of the model that trains on them.
@@ -75,11 +76,15 @@ def costs_of_rows(
     and its media, as TRL's `DPOTrainer` and `RewardTrainer` compute them.
 
     Args:
-        rows: a `datasets.Dataset`, or a list of dictionaries with `input_ids`. Of a model of text alone a
-            column `length` or `lengths` is enough.
+        rows: a `datasets.Dataset`; a list of dictionaries with `input_ids`; or a list of records of chats as
+            a line of JSONL has them, where a list in place of a record is one sample of several. Of a dataset
+            that keeps its records in `list_data_dict`, as the training scripts of Qwen-VL and LLaVA do, those
+            are read. Of a model of text alone a column `length` or `lengths` is enough.
         model: of transformers, with or without adapters of peft, not sharded yet.
         processor: of transformers; needed where rows have no `input_ids`, unless `model_dir` has it.
         model_dir: the directory of the model, instead of `processor`.
+        media_root: where relative paths of media start, in records of chats: by default at their `data_path`
+            (Qwen-VL), at `data_args.image_folder` of the dataset (LLaVA), or at the working directory.
         max_length: tokens of a sample, or of an answer with its prompt, beyond which the collation cuts.
 
     Returns:
@@ -92,7 +97,8 @@ def costs_of_rows(
         ProfileError: rows that `dflop profile data` refuses, or bad ones among them.
     """
     pairs, tokens = of_first_rank(
-        lambda: _counted(rows, model, processor, model_dir, max_length), "count what the rows cost"
+        lambda: _counted(rows, model, processor, model_dir, media_root, max_length),
+        "count what the rows cost",
     )
     return costs(pairs, tokens=tokens)
 
@@ -102,37 +108,92 @@ def _counted(
     model: nn.Module,
     processor: Any,
     model_dir: str | os.PathLike[str] | None,
+    media_root: str | os.PathLike[str] | None,
     max_length: int | None,
 ) -> tuple[list[tuple[float, float]], list[int]]:
     """A cost and the LLM tokens of each row."""
     by_parameters = cost_of_parameters(model)
     kept = float("inf") if max_length is None else max_length
+    pairs, tokens = [], []
+    for parts, is_joined in _sequences(rows, model, processor, model_dir, media_root):
+        both = [by_parameters((encoder, min(llm, kept))) for encoder, llm in parts]
+        pairs.append((sum(encoder for encoder, _ in both), sum(llm for _, llm in both)))
+        lengths = [min(llm, kept) for _, llm in parts]
+        tokens.append(int(sum(lengths) if is_joined else len(parts) * max(lengths)))
+    return pairs, tokens
 
-    def cost(tokens: Any) -> tuple[float, float]:
-        encoder, llm = tokens
-        return by_parameters((encoder, min(llm, kept)))
 
-    if is_dataset(rows) and "chosen_ids" in rows.column_names and "rejected_ids" in rows.column_names:
-        shapes = _pairs_of_ids(rows)
-    elif _has_ids(rows):
-        shapes = [_of_ids(rows, model)]
-    elif is_dataset(rows) and (lengths := _lengths(rows, model)):
-        shapes = [[(0.0, length) for length in lengths]]
-    elif is_dataset(rows):
-        with TemporaryDirectory(prefix="dflop-") as folder:
-            directory = _directory(model, processor, Path(folder)) if model_dir is None else Path(model_dir)
-            shapes = [_profiled(rows, directory, columns) for columns in _columns(rows)]
-    else:
+def _sequences(
+    rows: Any,
+    model: nn.Module,
+    processor: Any,
+    model_dir: str | os.PathLike[str] | None,
+    media_root: str | os.PathLike[str] | None,
+) -> Iterator[tuple[Sequence[tuple[float, int]], bool]]:
+    """Encoder and LLM tokens of each sequence of each row, and whether they stand in one, or are padded."""
+    held = getattr(rows, "list_data_dict", rows)
+    if _has_ids(held):
+        yield from (([shape], True) for shape in _of_ids(held, model))
+        return
+    if is_dataset(held):
+        if all(f"{name}_ids" in held.column_names for name in _ANSWERS):
+            yield from ((pair, False) for pair in zip(*_pairs_of_ids(held), strict=True))
+            return
+        if lengths := _lengths(held, model):
+            yield from (([(0.0, length)], True) for length in lengths)
+            return
+    elif not _are_records(held):
         message = (
             f"`train_dataset` is a `{type(rows).__name__}` whose rows say nothing of their size, {_HINT}"
         )
         raise ValueError(message)
-    pairs, tokens = [], []
-    for parts in zip(*shapes, strict=True):
-        both = [cost(part) for part in parts]
-        pairs.append((sum(encoder for encoder, _ in both), sum(llm for _, llm in both)))
-        tokens.append(len(parts) * min(max(llm for _, llm in parts), kept))
-    return pairs, list(map(int, tokens))
+    with TemporaryDirectory(prefix="dflop-") as folder:
+        # The trainer of Qwen-VL's script has a tokenizer alone, its dataset the processor.
+        holder = processor if _is_processor(processor) else getattr(rows, "processor", processor)
+        directory = _directory(model, holder, Path(folder)) if model_dir is None else Path(model_dir)
+        if is_dataset(held):
+            root = _media_root(rows, media_root)
+            answers = [_profiled(held, directory, root, columns) for columns in _columns(held)]
+            yield from ((shapes, len(answers) == 1) for shapes in zip(*answers, strict=True))
+            return
+        counts = [len(row) if isinstance(row, list) else 1 for row in held]
+        found = iter(_profiled(_flat(held), directory, _media_root(rows, media_root)))
+        yield from (([next(found) for _ in range(count)], True) for count in counts)
+
+
+def _are_records(held: Any) -> bool:
+    """Whether these are records of chats, or lists of some."""
+    is_list = isinstance(held, (list, tuple)) and len(held) > 0
+    return is_list and all(
+        isinstance(one, dict) for row in held for one in (row if isinstance(row, list) else [row])
+    )
+
+
+def _flat(held: Any) -> list[dict[str, Any]]:
+    """The records one behind the other, with media below their `data_path` as paths of the file system."""
+    found = []
+    for row in held:
+        for record in row if isinstance(row, list) else [row]:
+            kept = {name: value for name, value in record.items() if name != "data_path"}
+            if root := record.get("data_path"):
+                for name in _COLUMNS & kept.keys():
+                    media = kept[name]
+                    is_one = isinstance(media, str)
+                    below = [_below(str(root), one) for one in ([media] if is_one else media or ())]
+                    kept[name] = below[0] if is_one else below
+            found.append(kept)
+    return found
+
+
+def _below(root: str, medium: Any) -> Any:
+    is_path = isinstance(medium, str) and "://" not in medium and not medium.startswith("data:")
+    return str(Path(root).absolute() / medium) if is_path else medium
+
+
+def _media_root(rows: Any, given: str | os.PathLike[str] | None) -> Path:
+    """Where relative paths start."""
+    folder = getattr(getattr(rows, "data_args", None), "image_folder", None)
+    return Path(given or folder or Path.cwd()).absolute()
 
 
 def _lengths(rows: Any, model: nn.Module) -> list[int]:
@@ -154,17 +215,25 @@ def _columns(rows: Any) -> list[dict[str, str]]:
     return [{name: answer} for answer in _ANSWERS]
 
 
-def _profiled(rows: Any, model_dir: Path, columns: dict[str, str]) -> list[tuple[float, int]]:
+def _profiled(
+    rows: Any, model_dir: Path, media_root: Path, columns: dict[str, str] | None = None
+) -> list[tuple[float, int]]:
     """Encoder tokens and LLM tokens of each row, by `dflop profile data`."""
     with TemporaryDirectory(prefix="dflop-") as folder:
-        path, notices, order = profile(rows, model_dir, Path(folder), columns, _ANSWERS if columns else ())
+        if is_dataset(rows):
+            ignore = _ANSWERS if columns else ()
+            path, notices, order = profile(
+                rows, model_dir, Path(folder), media_root=media_root, columns=columns, ignore=ignore
+            )
+        else:
+            path, notices, order = profile_records(rows, model_dir, Path(folder), media_root)
         for notice in notices:
-            warnings.warn(notice, stacklevel=6)
+            warnings.warn(notice, stacklevel=8)
         found, num_bad = profile_shapes(str(path))
     if num_bad:
         message = f"{num_bad} of {len(found) + num_bad} rows are bad, and the trainer reads all"
         raise ValueError(message)
-    shapes = [(encoder, llm) for _, encoder, llm in found]
+    shapes = [(float(encoder), llm) for _, encoder, llm in found]
     return shapes if order is None else [shapes[index] for index in order]
 
 
@@ -211,7 +280,7 @@ def _of_ids(rows: Any, model: nn.Module) -> list[tuple[float, int]]:
 
 def _num_pictures(rows: Any) -> int:
     """Media in columns beside the tokens."""
-    names = [name for name in _COLUMNS if is_dataset(rows) and name in rows.column_names]
+    names = [name for name in sorted(_COLUMNS) if is_dataset(rows) and name in rows.column_names]
     if not names:
         return 0
     total = 0
@@ -269,10 +338,15 @@ def _merged_of(config: Any, kind: str) -> float:
     return 1.0
 
 
+def _is_processor(processor: Any) -> bool:
+    """Whether it reads media too, not texts alone."""
+    return hasattr(processor, "image_processor") or hasattr(processor, "feature_extractor")
+
+
 def _directory(model: nn.Module, processor: Any, folder: Path) -> Path:
     """A directory of the model as it trains: its configuration, and the processor that reads the samples."""
     config = unwrapped(model).config
-    if not hasattr(processor, "image_processor") and not hasattr(processor, "feature_extractor"):
+    if not _is_processor(processor):
         named = Path(str(getattr(config, "_name_or_path", "")))
         if (named / "config.json").exists():
             return named
