@@ -27,6 +27,7 @@ from torch.nn import functional as F
 pytest.importorskip("llamafactory", reason="LLaMA-Factory is not installed: `make test-frameworks`")
 PAGE = Path(__file__).resolve().parents[2] / "docs/frameworks.md"
 NUM_RANKS, BATCH_SIZE, NUM_EPOCHS, SEED, LEARNING_RATE = 2, 2, 2, 3, 0.1
+NUM_PAIRS = 16
 COLUMNS = {"messages": "messages", "images": "images"}
 TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 
@@ -45,6 +46,15 @@ def folder(tmp_path_factory):
     tiny_vision.write_model(folder / "model")
     tiny_vision.write_sharegpt(folder / "chats.json", tiny_vision.chats(folder / "pictures"))
     info = {"chats": {"file_name": "chats.json", "formatting": "sharegpt", "columns": COLUMNS, "tags": TAGS}}
+    # As many pairs as a step has, so that a step of one process has the same ones, in whatever order.
+    tiny_vision.write_pairs(folder / "pairs.json", tiny_vision.chats(folder / "pictures", NUM_PAIRS))
+    columns = {name: name for name in ("chosen", "rejected", "images")} | {"messages": "conversations"}
+    info["pairs"] = {
+        "file_name": "pairs.json",
+        "formatting": "sharegpt",
+        "ranking": True,
+        "columns": columns,
+    }
     (folder / "dataset_info.json").write_text(json.dumps(info))
     return folder
 
@@ -230,12 +240,62 @@ def test_the_command_and_all_lines(folder, tmp_path):
     assert tiny_vision.difference(weights(out), weights(tmp_path / "alone")) <= TOLERANCE
 
 
+@pytest.mark.parametrize("lines", [{}, {"balance_encoder": True, "remove_padding": True}])
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_preferences(kind, lines, folder, tmp_path):
+    """`stage: dpo`, with a part that learns the chosen answers: two ranks against LLaMA-Factory's own one."""
+    changes = {"stage": "dpo", "dataset": "pairs", "pref_ftx": 0.5, "learning_rate": 0.02}
+    changes |= {"use_reentrant_gc": False, **(LORA if kind == "lora" else {})}
+    sizes = {"per_device_train_batch_size": NUM_PAIRS, "gradient_accumulation_steps": 1}
+    whole = arguments_of(folder, tmp_path / "whole", **changes, **sizes)
+
+    def losses_of(out):
+        entries = map(json.loads, (out / "trainer_log.jsonl").read_text().splitlines())
+        return [entry["loss"] for entry in entries if "loss" in entry]
+
+    def run_alone(_):
+        from llamafactory.train import tuner
+
+        as_launched(0, free_port(), 1)
+        tuner.run_exp(whole)
+        return True
+
+    results(run_ranks(1, run_alone, tmp_path / "one"))
+    sizes = {"per_device_train_batch_size": NUM_PAIRS // 4, "gradient_accumulation_steps": 2}
+    balanced = {**arguments_of(folder, tmp_path / "out", **changes, **sizes), "dflop": lines}
+    port = free_port()
+
+    def run(rank):
+        from llamafactory.data import PairwiseDataCollatorWithPadding
+
+        from dflop.integrations.llamafactory import train
+
+        as_launched(rank, port)
+        counts, theirs = [], PairwiseDataCollatorWithPadding.__call__
+
+        def collate(self, features):
+            counts.append(len(features))
+            return theirs(self, features)
+
+        PairwiseDataCollatorWithPadding.__call__ = collate
+        train(balanced)
+        return counts
+
+    counts = results(run_ranks(NUM_RANKS, run, tmp_path / "ranks"))
+    assert sum(map(sum, counts)) == NUM_EPOCHS * NUM_PAIRS
+    assert len({count for rank in counts for count in rank}) > 1
+    assert losses_of(tmp_path / "out") == pytest.approx(losses_of(tmp_path / "whole"), rel=1e-3)
+    assert len(losses_of(tmp_path / "whole")) == NUM_EPOCHS
+    assert tiny_vision.difference(weights(tmp_path / "out"), weights(tmp_path / "whole")) <= TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"packing": True}, "`packing` is True, must be False for balanced batches"),
         ({"streaming": True, "max_steps": 3}, "`streaming` is True"),
-        ({"stage": "pt"}, "`stage` is 'pt', must be 'sft'"),
+        ({"stage": "pt"}, "`stage` is 'pt', must be 'sft' or 'dpo'"),
+        ({"stage": "dpo", "pref_bco_weight": 0.5}, "`pref_bco_weight` is 0.5, must be 0.0"),
         ({"ignore_pad_token_for_loss": False}, "`ignore_pad_token_for_loss` is False"),
         ({"use_asft_loss": True}, "`use_asft_loss` is True"),
         (

@@ -105,13 +105,27 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swift")
     write_model(folder / "model")
     write_chats(folder)
+    write_pairs(folder, folder / "chats.jsonl")
     section = PAGE.read_text().split("## ms-swift\n")[1]
     (folder / "leave.py").write_text(LEAVE)
     (folder / "plugin.py").write_text(re.findall(r"^```python\n(.*?)^```", section, flags=re.M | re.S)[0])
     return folder
 
 
-def sft(folder, out, num_ranks, *arguments, fails=False):
+def write_pairs(folder, chats, count=20):
+    """Another answer beside the right one, in either of ms-swift's forms."""
+    draw = random.Random(1)
+    for form in ("response", "messages"):
+        lines = []
+        for row in map(json.loads, chats.read_text().splitlines()[:count]):
+            other = "no " * draw.randrange(1, 12)
+            question, answer = row["messages"]
+            turns = [question, {**answer, "content": other}]
+            lines.append(json.dumps({**row, f"rejected_{form}": other if form == "response" else turns}))
+        (folder / f"pairs_{form}.jsonl").write_text("\n".join(lines))
+
+
+def sft(folder, out, num_ranks, *arguments, fails=False, verb="sft"):
     """Runs `swift sft` as its users do; the losses of its steps, or what it says where it fails."""
     given = {
         "model": folder / "model",
@@ -146,7 +160,7 @@ def sft(folder, out, num_ranks, *arguments, fails=False):
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     environment = {**os.environ, "MODELSCOPE_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment |= {"NPROC_PER_NODE": str(num_ranks), "MASTER_PORT": str(random.randrange(20_000, 40_000))}
-    command = [sys.executable, "-m", "swift.cli.main", "sft", *words, *arguments]
+    command = [sys.executable, "-m", "swift.cli.main", verb, *words, *arguments]
     done = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400, check=False
     )
@@ -201,6 +215,19 @@ def test_two_ranks_train_what_one_process_trains(batch_size, accumulation, lines
     assert "BalancedSteps" in json.loads(state.read_text())["stateful_callbacks"]
 
 
+@pytest.mark.parametrize("form", ["response", "messages"])
+def test_preferences(form, folder, tmp_path):
+    """`swift rlhf --rlhf_type dpo`: two ranks, uneven and without padding, against one of ms-swift without dflop."""
+    pairs = ("--rlhf_type", "dpo", "--ref_model", str(folder / "model"), "--learning_rate", "0.01")
+    pairs += ("--dataset", str(folder / f"pairs_{form}.jsonl"))
+    losses = sft(folder, tmp_path / "one", 1, *ALONE, *pairs, "--external_plugins", "leave.py", verb="rlhf")
+    assert len(losses) == 3
+    sizes = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2")
+    found = sft(folder, tmp_path / "out", 2, *sizes, *pairs, *BALANCED, verb="rlhf")
+    assert found == pytest.approx(losses, rel=1e-4)
+    assert tiny_vision.difference(weights(tmp_path / "out"), weights(tmp_path / "one")) <= TOLERANCE
+
+
 def test_adapters_and_a_run_that_resumes(folder, tmp_path):
     """From the second step of four, in another order than the file's: the same samples, once each."""
     sizes = (
@@ -234,3 +261,7 @@ def test_what_cannot_be_balanced_is_refused(folder, tmp_path):
     )
     said = sft(folder, tmp_path / "grouped", 1, *sizes, "--lazy_tokenize", "false", *BALANCED, fails=True)
     assert "`--group_by_length` is set, leave it out: samples are chosen here" in said
+    pairs = ("--rlhf_type", "dpo", "--ref_model", str(folder / "model"), *sizes[:2])
+    pairs += ("--dataset", str(folder / "pairs_response.jsonl"), "--rpo_alpha", "0.5", *BALANCED)
+    said = sft(folder, tmp_path / "rpo", 1, *pairs, fails=True, verb="rlhf")
+    assert "`--rpo_alpha` is 0.5, a mean over the tokens of a microbatch: leave it out" in said

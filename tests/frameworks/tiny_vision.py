@@ -130,6 +130,21 @@ def words(draw, least, most):
     )
 
 
+def write_pairs(path, samples):
+    """As LLaMA-Factory's example of preferences has them: another answer beside the right one."""
+    draw = random.Random(1)
+    rows = [
+        {
+            "conversations": [{"from": "human", "value": "<image>" * len(pictures) + question}],
+            "chosen": {"from": "gpt", "value": answer},
+            "rejected": {"from": "gpt", "value": words(draw, 1, 20)},
+            "images": pictures,
+        }
+        for question, answer, pictures in samples
+    ]
+    path.write_text(json.dumps(rows))
+
+
 def write_sharegpt(path, samples):
     """As LLaMA-Factory's multimodal example has it: `messages` with `<image>`, and `images`."""
     rows = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -261,6 +263,33 @@ def test_the_line_needs_no_costs(llava, tmp_path):
     assert sorted(len(row["images"]) for row in read) == [0, 0, 0, 1, 2, 3]
     with pytest.raises(ValueError, match="`model_dir` is for costs that are counted"):
         balance(trainer, [(1, 1)] * 6, model_dir=tmp_path)
+
+
+def test_the_page_of_training_scripts(llava, tmp_path):
+    """The block of docs/frameworks.md, where the trainer has a tokenizer alone and the dataset the processor."""
+    from transformers import Trainer, TrainingArguments
+
+    processor, model, _ = llava
+    Image.new("RGB", (70, 60)).save(tmp_path / "a.png")
+    turns = [{"from": "human", "value": "what?"}, {"from": "gpt", "value": "a house"}]
+    rows = [{"conversations": turns, "data_path": str(tmp_path)} for _ in range(6)]
+    rows[1] = {
+        "conversations": [{"from": "human", "value": "<image>what?"}, turns[1]],
+        "image": "a.png",
+        "data_path": str(tmp_path),
+    }
+    arguments = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=3, remove_unused_columns=False, use_cpu=True
+    )
+    data = ScriptOfQwen(rows, processor)
+    trainer = Trainer(
+        model, arguments, data_collator=list, train_dataset=data, processing_class=processor.tokenizer
+    )
+    page = (Path(__file__).resolve().parents[2] / "docs/frameworks.md").read_text()
+    block = re.findall(r"^```python\n(.*?)^```", page.split("## Training scripts")[1], flags=re.M | re.S)[0]
+    exec(block, {"trainer": trainer, "model": model})  # noqa: S102
+    read = [row for batch in trainer.get_train_dataloader() for row in batch]
+    assert sorted("image" in row for row in read) == [False] * 5 + [True]
 
 
 def test_rows_that_say_nothing_are_refused(llava):

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 8 -m dflop.integrations.llamafactory train.yaml
 
-train.yaml, key=value ... --> options under `dflop` --> `balance` of the trainer that `run_sft` makes
+train.yaml, key=value ... --> options under `dflop` --> `balance` of the trainer of `sft` or `dpo`
                           --> all others            --> `run_exp`, which is LLaMA-Factory's whole training
 """
 
@@ -13,9 +13,17 @@ from typing import Any
 
 from dflop.integrations.yaml_options import balance_as_asked, checked
 
+_TRAINERS = (
+    ("llamafactory.train.sft.workflow", "CustomSeq2SeqTrainer"),
+    ("llamafactory.train.dpo.trainer", "CustomDPOTrainer"),
+)
+"""Where the stages `sft` and `dpo` find the class of their trainer."""
+
 _REFUSED = (
     # (attribute of LLaMA-Factory's arguments, values that are taken, why no other)
-    ("stage", ("sft",), "the other stages have losses that are no sum over label tokens"),
+    ("stage", ("sft", "dpo"), "the other stages compare or generate samples of a microbatch"),
+    ("pref_loss", ("sigmoid", "hinge", "ipo", "orpo", "simpo"), "a pair would depend on its microbatch"),
+    ("pref_bco_weight", (0.0,), "a pair would depend on the microbatches before it"),
     ("packing", (False, None), "it makes rows of several samples before they are balanced"),
     ("neat_packing", (False, None), "it makes rows of several samples before they are balanced"),
     ("streaming", (False, None), "balancing needs the costs of all rows"),
@@ -48,14 +56,16 @@ def train(arguments: dict[str, Any]) -> None:
         ValueError: the YAML asks for what cannot be balanced; the message says which key.
     """
     tuner: Any = import_module("llamafactory.train.tuner")
-    workflow: Any = import_module("llamafactory.train.sft.workflow")
+    places = [import_module(module) for module, _ in _TRAINERS]
     arguments = dict(arguments)
     options = checked(arguments.pop("dflop", None))
-    theirs, read = getattr(workflow, "CustomSeq2SeqTrainer", None), getattr(tuner, "get_train_args", None)
-    if theirs is None or read is None:
+    kinds = [getattr(place, name, None) for place, (_, name) in zip(places, _TRAINERS, strict=True)]
+    read = getattr(tuner, "get_train_args", None)
+    if None in kinds or read is None:
         message = (
-            "this version of LLaMA-Factory has no `CustomSeq2SeqTrainer` in `train/sft/workflow.py` or no "
-            "`get_train_args` in `train/tuner.py`: pip install llamafactory==0.9.5"
+            "this version of LLaMA-Factory has no `CustomSeq2SeqTrainer` in `train/sft/workflow.py`, no "
+            "`CustomDPOTrainer` in `train/dpo/trainer.py` or no `get_train_args` in `train/tuner.py`: pip "
+            "install llamafactory==0.9.5"
         )
         raise RuntimeError(message)
 
@@ -64,19 +74,27 @@ def train(arguments: dict[str, Any]) -> None:
         _check(groups, options)
         return groups
 
-    class BalancedTrainer(theirs):
-        """LLaMA-Factory's trainer, on balanced batches."""
+    tuner.get_train_args = get_train_args
+    for place, (_, name), kind in zip(places, _TRAINERS, kinds, strict=True):
+        setattr(place, name, _balanced(kind, options))
+    try:
+        tuner.run_exp(arguments)
+    finally:
+        tuner.get_train_args = read
+        for place, (_, name), kind in zip(places, _TRAINERS, kinds, strict=True):
+            setattr(place, name, kind)
 
+
+def _balanced(theirs: Any, options: dict[str, Any]) -> type:
+    """A trainer of LLaMA-Factory, on balanced batches."""
+
+    class BalancedTrainer(theirs):
         def train(self, *given: Any, **named: Any) -> Any:
             shuffle = {"shuffle": False} if self.finetuning_args.disable_shuffling else {}
             balance_as_asked(self, {**shuffle, **options})
             return super().train(*given, **named)
 
-    workflow.CustomSeq2SeqTrainer, tuner.get_train_args = BalancedTrainer, get_train_args
-    try:
-        tuner.run_exp(arguments)
-    finally:
-        workflow.CustomSeq2SeqTrainer, tuner.get_train_args = theirs, read
+    return BalancedTrainer
 
 
 def _check(groups: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -84,7 +102,8 @@ def _check(groups: tuple[Any, ...], options: dict[str, Any]) -> None:
     given = {name: value for group in groups for name, value in vars(group).items()}
     for name, taken, why in _REFUSED:
         if (value := given.get(name, taken[0])) not in taken:
-            message = f"`{name}` is {value!r}, must be {taken[0]!r} for balanced batches: {why}"
+            allowed = " or ".join(repr(one) for one in taken if one is not None)
+            message = f"`{name}` is {value!r}, must be {allowed} for balanced batches: {why}"
             raise ValueError(message)
     is_reentrant = given["use_reentrant_gc"] and not given["disable_gradient_checkpointing"]
     if options.get("balance_encoder") and is_reentrant and not given["freeze_vision_tower"]:

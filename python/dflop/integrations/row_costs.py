@@ -23,10 +23,12 @@ from dflop.integrations.parameter_cost import cost_of_parameters
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
+# Encoder and LLM tokens of each sequence of a row; whether they stand in one, or are padded to the longest.
+_Row = tuple["Sequence[tuple[float, int]]", bool]
 _HINT = "give `costs`: a pair (encoder, LLM) of each row, or the path of a profile by `dflop profile data`"
 _MEDIA = ("image", "video", "audio")
 # Fields that say how many encoder tokens become one feature, and the power of it that they do.
@@ -96,31 +98,53 @@ def costs_of_rows(
             where rank 0 could not count.
         ProfileError: rows that `dflop profile data` refuses, or bad ones among them.
     """
-    pairs, tokens = of_first_rank(
-        lambda: _counted(rows, model, processor, model_dir, media_root, max_length),
-        "count what the rows cost",
-    )
-    return costs(pairs, tokens=tokens)
+    return _costs_of(lambda: _sequences(rows, model, processor, model_dir, media_root), model, max_length)
 
 
-def _counted(
-    rows: Any,
+def costs_of_answers(
+    chosen: Any,
+    rejected: Any,
     model: nn.Module,
-    processor: Any,
-    model_dir: str | os.PathLike[str] | None,
-    media_root: str | os.PathLike[str] | None,
-    max_length: int | None,
-) -> tuple[list[tuple[float, float]], list[int]]:
-    """A cost and the LLM tokens of each row."""
-    by_parameters = cost_of_parameters(model)
-    kept = float("inf") if max_length is None else max_length
-    pairs, tokens = [], []
-    for parts, is_joined in _sequences(rows, model, processor, model_dir, media_root):
-        both = [by_parameters((encoder, min(llm, kept))) for encoder, llm in parts]
-        pairs.append((sum(encoder for encoder, _ in both), sum(llm for _, llm in both)))
-        lengths = [min(llm, kept) for _, llm in parts]
-        tokens.append(int(sum(lengths) if is_joined else len(parts) * max(lengths)))
-    return pairs, tokens
+    processor: Any = None,
+    model_dir: str | os.PathLike[str] | None = None,
+) -> Costs:
+    """Costs of pairs whose answers stand in two sets of rows; see `costs_of_rows`.
+
+    Args:
+        chosen: rows with the one answer of each pair.
+        rejected: the same with the other answer, in the same order.
+        model: as there.
+        processor: as there.
+        model_dir: as there.
+
+    Returns:
+        One cost a pair.
+    """
+
+    def both() -> Iterator[_Row]:
+        rows = [_sequences(answers, model, processor, model_dir, None) for answers in (chosen, rejected)]
+        for (one, _), (other, _) in zip(*rows, strict=True):
+            yield [*one, *other], False
+
+    return _costs_of(both, model, None)
+
+
+def _costs_of(read: Callable[[], Iterator[_Row]], model: nn.Module, max_length: int | None) -> Costs:
+    """Costs of rows that rank 0 reads."""
+
+    def count() -> tuple[list[tuple[float, float]], list[int]]:
+        by_parameters = cost_of_parameters(model)
+        kept = float("inf") if max_length is None else max_length
+        pairs, tokens = [], []
+        for parts, is_joined in read():
+            both = [by_parameters((encoder, min(llm, kept))) for encoder, llm in parts]
+            pairs.append((sum(encoder for encoder, _ in both), sum(llm for _, llm in both)))
+            lengths = [min(llm, kept) for _, llm in parts]
+            tokens.append(int(sum(lengths) if is_joined else len(parts) * max(lengths)))
+        return pairs, tokens
+
+    pairs, tokens = of_first_rank(count, "count what the rows cost")
+    return costs(pairs, tokens=tokens)
 
 
 def _sequences(
@@ -129,15 +153,15 @@ def _sequences(
     processor: Any,
     model_dir: str | os.PathLike[str] | None,
     media_root: str | os.PathLike[str] | None,
-) -> Iterator[tuple[Sequence[tuple[float, int]], bool]]:
-    """Encoder and LLM tokens of each sequence of each row, and whether they stand in one, or are padded."""
+) -> Iterator[_Row]:
+    """Each row, from one of the forms that the module names."""
     held = getattr(rows, "list_data_dict", rows)
     if _has_ids(held):
         yield from (([shape], True) for shape in _of_ids(held, model))
         return
     if is_dataset(held):
-        if all(f"{name}_ids" in held.column_names for name in _ANSWERS):
-            yield from ((pair, False) for pair in zip(*_pairs_of_ids(held), strict=True))
+        if names := _ids_of_answers(held):
+            yield from ((pair, False) for pair in _pairs_of_ids(held, model, names))
             return
         if lengths := _lengths(held, model):
             yield from (([(0.0, length)], True) for length in lengths)
@@ -245,23 +269,32 @@ def _has_ids(rows: Any) -> bool:
     )
 
 
-def _pairs_of_ids(rows: Any) -> list[list[tuple[float, int]]]:
-    """Of each answer its shape, with the prompt where that stands apart (TRL's `DPOTrainer`)."""
-    prompts = _lengths_of_ids(rows, "prompt_ids") if "prompt_ids" in rows.column_names else None
-    answers = [_lengths_of_ids(rows, f"{name}_ids") for name in _ANSWERS]
-    if prompts is not None:
-        answers = [[a + b for a, b in zip(prompts, lengths, strict=True)] for lengths in answers]
-    return [[(0.0, length) for length in lengths] for lengths in answers]
+def _ids_of_answers(rows: Any) -> list[str]:
+    """The columns of both answers' tokens, as TRL or LLaMA-Factory names them."""
+    for ending in ("ids", "input_ids"):
+        names = [f"{answer}_{ending}" for answer in _ANSWERS]
+        if all(name in rows.column_names for name in names):
+            return names
+    return []
+
+
+def _pairs_of_ids(rows: Any, model: nn.Module, names: list[str]) -> Iterator[Sequence[tuple[float, int]]]:
+    """Both answers, with the prompt where that stands apart (TRL's `DPOTrainer`, of text alone)."""
+    has_prompt = "prompt_ids" in rows.column_names
+    prompts = _lengths_of_ids(rows, "prompt_ids") if has_prompt else [0] * len(rows)
+    answers = [_of_ids(rows, model, name) for name in names]
+    for prompt, *pair in zip(prompts, *answers, strict=True):
+        yield [(encoder, prompt + length) for encoder, length in pair]
 
 
 def _lengths_of_ids(rows: Any, name: str) -> list[int]:
     return [length for _, found in _batches_of_ids(rows, name) for length in found.tolist()]
 
 
-def _of_ids(rows: Any, model: nn.Module) -> list[tuple[float, int]]:
+def _of_ids(rows: Any, model: nn.Module, name: str = "input_ids") -> list[tuple[float, int]]:
     merged = _merged(unwrapped(model).config)
     shapes, num_media = [], 0
-    for tokens, found in _batches_of_ids(rows, "input_ids"):
+    for tokens, found in _batches_of_ids(rows, name):
         ends = np.cumsum(found)
         encoder = np.zeros(len(found))
         for token, count in merged.items():

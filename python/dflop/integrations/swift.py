@@ -1,4 +1,4 @@
-"""Balanced batches in ms-swift's `swift sft`: a plugin of two lines, and two arguments.
+"""Balanced batches in ms-swift's `swift sft` and `swift rlhf --rlhf_type dpo`: a plugin of two lines.
 
 plugin.py:   from dflop.integrations.swift import register
              register()
@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 from swift.callbacks import TrainerCallback, callbacks_map  # pyright: ignore[reportMissingImports]
 
 import dflop
-from dflop.integrations.row_costs import costs_of_rows
+from dflop.integrations.row_costs import costs_of_answers, costs_of_rows
+from dflop.integrations.trainer_loss import is_of_pairs
 from dflop.integrations.yaml_options import balance_as_asked, checked
 
 if TYPE_CHECKING:
     import os
+
+_OF_BATCHES = ("aot", "aot_pair", "aot_unpaired", "bco_pair", "sft")
+"""Losses that sort a microbatch, are a mean over its tokens, or keep a mean over microbatches."""
 
 NAME = "dflop"
 """Of the callback, for `--callbacks`."""
@@ -72,7 +76,38 @@ def _costs(trainer: Any, given: Any, model_dir: str | os.PathLike[str] | None) -
         return dflop.costs(given)
     # Below what encodes a row when it is asked for.
     rows = getattr(trainer.train_dataset, "dataset", trainer.train_dataset)
-    return costs_of_rows(rows, trainer.model, trainer.template.processor, model_dir)
+    if not is_of_pairs(trainer):
+        return costs_of_rows(rows, trainer.model, trainer.template.processor, model_dir)
+    return costs_of_answers(*_answers(rows), trainer.model, trainer.template.processor, model_dir)
+
+
+def _answers(rows: Any) -> tuple[Any, Any]:
+    """The chosen and the rejected chats of pairs, as ms-swift's columns say them."""
+    from datasets import concatenate_datasets
+
+    names = [name for name in rows.column_names if name.startswith("rejected_")]
+    chosen = rows.remove_columns(names)
+    if "rejected_messages" in names:
+        texts = rows.select_columns(["rejected_messages"]).rename_column("rejected_messages", "messages")
+    else:
+
+        def rejected(row: dict[str, Any]) -> dict[str, Any]:
+            answer = row["rejected_response"]
+            turns = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+            return {"messages": _before_answer(row["messages"]) + turns}
+
+        given = rows.select_columns(["messages", "rejected_response"])
+        texts = given.map(rejected, remove_columns=["rejected_response"])
+    media = chosen.remove_columns(["messages"])
+    return chosen, concatenate_datasets([texts, media], axis=1) if media.column_names else texts
+
+
+def _before_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A chat up to what the last question is answered with."""
+    end = len(messages)
+    while end and messages[end - 1]["role"] != "user":
+        end -= 1
+    return messages[:end]
 
 
 def _check(trainer: Any) -> None:
@@ -89,5 +124,22 @@ def _check(trainer: Any) -> None:
         wrong = f"`--sequence_parallel_size` is {template.sequence_parallel_size}, must be 1"
     elif getattr(args, "group_by_length", False):
         wrong = "`--group_by_length` is set, leave it out: samples are chosen here"
+    elif is_of_pairs(trainer):
+        wrong = _wrong_of_pairs(trainer)
     if wrong is not None:
         raise ValueError(wrong)
+
+
+def _wrong_of_pairs(trainer: Any) -> str | None:
+    """What a mean over pairs has no place for."""
+    kinds = trainer.loss_type if isinstance(trainer.loss_type, list) else [trainer.loss_type]
+    unfit = [kind for kind in kinds if kind in _OF_BATCHES]
+    if unfit:
+        return f"`--loss_type` has `{unfit[0]}`, in which a pair depends on others: leave it out"
+    if trainer.args.rpo_alpha is not None:
+        return (
+            f"`--rpo_alpha` is {trainer.args.rpo_alpha}, a mean over the tokens of a microbatch: leave it out"
+        )
+    if trainer.template.padding_free:
+        return "`--padding_free` hides which rows are pairs: take `register(remove_padding=True)` instead"
+    return None

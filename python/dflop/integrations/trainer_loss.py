@@ -22,8 +22,14 @@ if TYPE_CHECKING:
 
     from transformers import Trainer
 
-_OF_PAIRS = ("trl.trainer.dpo_trainer", "trl.trainer.reward_trainer")
-"""Modules of TRL whose loss is a mean over the pairs of a microbatch."""
+_OF_PAIRS = {
+    # What computes the loss there; of earlier releases other methods do, from batches of another form.
+    "trl.trainer.dpo_trainer": "_compute_loss",
+    "trl.trainer.reward_trainer": "compute_loss",
+    "llamafactory.train.dpo.trainer": "get_batch_loss_metrics",
+    "swift.rlhf_trainers.dpo_trainer": "get_batch_loss_metrics",
+}
+"""Modules whose loss is a mean over the pairs of a microbatch."""
 
 _OF_TOKENS = ("transformers.", "trl.trainer.sft_trainer")
 """Modules whose `compute_loss` divides by `num_items_in_batch`, or lets the model do it."""
@@ -61,19 +67,29 @@ def mean_over_tokens(
 
 
 def is_of_pairs(trainer: Trainer) -> bool:
-    """Whether a row of the trainer is a pair of answers: TRL's `DPOTrainer` and `RewardTrainer`.
+    """Tells trainers whose rows are pairs of answers, as TRL's `DPOTrainer` and `RewardTrainer`.
 
     Args:
         trainer: of transformers, or made of it.
+
+    Returns:
+        Whether it is one.
     """
-    return any(kind.__module__ in _OF_PAIRS for kind in type(trainer).__mro__)
+    return _module_of_pairs(type(trainer)) is not None
+
+
+def _module_of_pairs(kind: type) -> str | None:
+    return next((one.__module__ for one in kind.__mro__ if one.__module__ in _OF_PAIRS), None)
 
 
 def divides_by_tokens(trainer: Trainer) -> bool:
-    """Whether the loss is summed and divided by `num_items_in_batch` already.
+    """Looks whether the loss is summed and divided by `num_items_in_batch` already.
 
     Args:
         trainer: of transformers, or made of it.
+
+    Returns:
+        Whether it is, as far as signatures say.
     """
     is_own = "compute_loss" in vars(type(trainer)) and trainer.model_accepts_loss_kwargs
     takes = "num_items_in_batch" in inspect.signature(trainer.compute_loss).parameters
@@ -91,16 +107,16 @@ def check_loss(trainer: Any) -> None:
     """
     kind = type(trainer)
     of_trl = [one for one in kind.__mro__ if one.__module__.startswith("trl.")]
-    is_own = all(_is_from(kind, name, _OF_PAIRS) for name in ("compute_loss", "_compute_loss"))
+    module = _module_of_pairs(kind)
     wrong = None
-    if is_of_pairs(trainer):
+    if module is not None:
         asked = getattr(trainer.args, "loss_type", None) or []
         unfit = [name for name in ([asked] if isinstance(asked, str) else asked) if name in _OF_BATCHES]
         if unfit:
             wrong = f"its `loss_type` is `{unfit[0]}`, and {_OF_BATCHES[unfit[0]]}: take another"
         elif "sft" in asked and getattr(trainer.args, "use_weighting", False):
             wrong = "its `loss_type` has `sft`, whose mean `use_weighting` multiplies: leave one of them out"
-        elif not is_own:
+        elif getattr(getattr(kind, _OF_PAIRS[module], None), "__module__", None) != module:
             wrong = (
                 "its loss is not TRL's own (1.14 and 1.16 were tried), so nobody knows what it is a mean over"
             )
@@ -187,7 +203,7 @@ def _weigh_pairs(trainer: Any) -> None:
     loss_of_theirs, samples_of_theirs = trainer.compute_loss, trainer.get_batch_samples
     gather_of_theirs = trainer.accelerator.gather
     # The part of DPO's loss that is a mean over the tokens of chosen answers (`sft`, as in MPO).
-    shares = list(getattr(trainer, "loss_weights", ()))
+    shares = list(getattr(trainer, "loss_weights", None) or ())
     of_tokens = [name == "sft" for name in getattr(trainer, "loss_types", ())]
     pairs = _Pairs(trainer)
 
