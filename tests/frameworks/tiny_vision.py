@@ -137,7 +137,7 @@ def write_pairs(path, samples):
         {
             "conversations": [{"from": "human", "value": "<image>" * len(pictures) + question}],
             "chosen": {"from": "gpt", "value": answer},
-            "rejected": {"from": "gpt", "value": words(draw, 1, 20)},
+            "rejected": {"from": "gpt", "value": words(draw, *draw.choice([(1, 5), (1, 5), (60, 80)]))},
             "images": pictures,
         }
         for question, answer, pictures in samples
