@@ -116,7 +116,8 @@ def _imported():
 MIXED = {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]}
 
 
-@pytest.mark.parametrize("changes", [{}, MIXED])
+@pytest.mark.some(1)
+@pytest.mark.parametrize("changes", [MIXED, {}])
 def test_preference_optimization(changes, tmp_path, quiet):
     """DPO, and its mixture (MPO) with a part that is a mean over the tokens of chosen answers; rows unpadded there."""
     from trl import DPOConfig, DPOTrainer
@@ -191,7 +192,8 @@ def pairs_with_pictures():
     return datasets.Dataset.from_list(rows)
 
 
-@pytest.mark.parametrize("lines", ["first", "all", "lora"])
+@pytest.mark.some(1, 1)
+@pytest.mark.parametrize("lines", ["all", "first", "lora"])
 def test_preference_optimization_of_pictures(lines, tmp_path, quiet):
     """Text alone in a microbatch, in a pair nobody's; the first line alone, and all three."""
     from peft import LoraConfig
