@@ -121,7 +121,12 @@ def write_pairs(folder, chats, count=20):
             other = "no " * draw.randrange(1, 12)
             question, answer = row["messages"]
             turns = [question, {**answer, "content": other}]
-            lines.append(json.dumps({**row, f"rejected_{form}": other if form == "response" else turns}))
+            rejected = {"rejected_response": other}
+            if form == "messages":
+                # Then its pictures are its own, too.
+                rejected = {"rejected_messages": turns}
+                rejected |= {"rejected_images": row["images"]} if "images" in row else {}
+            lines.append(json.dumps({**row, **rejected}))
         (folder / f"pairs_{form}.jsonl").write_text("\n".join(lines))
 
 

@@ -87,19 +87,23 @@ def _answers(rows: Any) -> tuple[Any, Any]:
 
     names = [name for name in rows.column_names if name.startswith("rejected_")]
     chosen = rows.remove_columns(names)
-    if "rejected_messages" in names:
-        texts = rows.select_columns(["rejected_messages"]).rename_column("rejected_messages", "messages")
-    else:
+    given = {name: name.removeprefix("rejected_") for name in names if name != "rejected_response"}
+    own = rows.select_columns(list(given)).rename_columns(given)
+    if "messages" in own.column_names:
+        return chosen, own
 
-        def rejected(row: dict[str, Any]) -> dict[str, Any]:
-            answer = row["rejected_response"]
-            turns = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-            return {"messages": _before_answer(row["messages"]) + turns}
+    def rejected(row: dict[str, Any]) -> dict[str, Any]:
+        answer = row["rejected_response"]
+        turns = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+        return {"messages": _before_answer(row["messages"]) + turns}
 
-        given = rows.select_columns(["messages", "rejected_response"])
-        texts = given.map(rejected, remove_columns=["rejected_response"])
-    media = chosen.remove_columns(["messages"])
-    return chosen, concatenate_datasets([texts, media], axis=1) if media.column_names else texts
+    texts = rows.select_columns(["messages", "rejected_response"])
+    texts = texts.map(rejected, remove_columns=["rejected_response"])
+    # All that has no other for the rejected answer is that of the chosen one.
+    shared = chosen.remove_columns(
+        ["messages", *(name for name in own.column_names if name in chosen.column_names)]
+    )
+    return chosen, concatenate_datasets([part for part in (texts, own, shared) if part.column_names], axis=1)
 
 
 def _before_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
