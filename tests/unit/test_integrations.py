@@ -86,6 +86,27 @@ def test_verl_and_the_name_of_each_line_need_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
+def test_without_torch_the_lines_say_what_brings_it():
+    """What cuts batches alone still works there."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "lines = ['dflop.BalancedStream', 'dflop.integrations.balance_encoder', 'dflop.integrations.costs_of_rows']\n"
+        "lines += [f'dflop.integrations.{name}.balance' for name in ('accelerate', 'lightning', 'torchtitan', 'transformers')]\n"
+        "for line in lines:\n"
+        "    module, _, name = line.rpartition('.')\n"
+        "    try: exec(f'from {module} import {name}')\n"
+        "    except ModuleNotFoundError as error: print(line, error.name, error)\n"
+        "import dflop.integrations.verl, dflop.integrations.energon\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    said = done.stdout.splitlines()
+    assert len(said) == 7, said
+    needs = " torch `torch` is not installed, which this part of dflop needs: pip install 'dflop[train]'"
+    assert all(line.endswith(needs) for line in said), said
+
+
 @pytest.mark.parametrize("line", ["accelerate", "transformers"])
 def test_a_missing_accelerate_is_told_with_what_to_install(line, monkeypatch):
     ours = {f"dflop.integrations.{name}" for name in ("accelerate", "transformers")}
