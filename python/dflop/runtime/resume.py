@@ -242,7 +242,7 @@ def cut_back(out: Path, step: int, names: Sequence[str]) -> None:
 
 
 def clear(out: Path) -> list[Path]:
-    """Removes checkpoints, curves and kept plans of an earlier run, and nothing that has another name than those.
+    """Removes checkpoints, curves and kept plans of an earlier run, and nothing of another name.
 
     Args:
         out: Directory of the run.
