@@ -38,6 +38,8 @@ pub(super) struct Found {
     pub(super) schedules: Vec<StepSchedule>,
     events: Vec<StepEvent>,
     pub(super) evaluations: Vec<Evaluation>,
+    /// Files whose last line is left out, a sentence each.
+    cut: Vec<String>,
 }
 
 /// The directory of the run that is shown: `run`, or `run` in `dir`, or `rehearsal` where nothing was trained.
@@ -56,11 +58,13 @@ impl Found {
         views: Vec<StepView>,
     ) -> Result<Report, Failure> {
         let last = self.schedulers()?.pop().flatten();
+        let mut cut = self.cut.clone();
         let (shapes, memory) = match (&last, &self.data) {
             // What slept for its predicted time says nothing of shapes.
             (Some(scheduler), Some(data)) if !self.is_rehearsed() => {
                 let steps = self.measured_steps(self.planned.len() - 1);
-                (shapes::shapes(&steps, scheduler, data)?, shapes::memory(&self.run, &steps, scheduler)?)
+                let memory = shapes::memory(&self.run, &steps, scheduler, &mut cut)?;
+                (shapes::shapes(&steps, scheduler, data)?, memory)
             }
             _ => (Vec::new(), Vec::new()),
         };
@@ -89,7 +93,7 @@ impl Found {
             loss_by_source: loss::groups("source", &self.trained, &self.evaluations, &axis),
             events: self.events.iter().map(StepEvent::view).collect(),
             slow_steps: self.slow_steps(&views)?,
-            warnings: self.warnings()?,
+            warnings: [self.warnings()?, cut].concat(),
             steps: views,
             against: None,
             plans: None,
@@ -100,25 +104,30 @@ impl Found {
     pub(super) fn read(dir: &Path, run: Option<&Path>) -> Result<Self, Failure> {
         let run = run_dir(dir, run);
         let schedules_path = run.join("schedules.jsonl");
-        let schedules: Vec<StepSchedule> = measured::read_lines(&schedules_path)?.unwrap_or_default();
+        let mut cut = Vec::new();
+        let schedules: Vec<StepSchedule> =
+            measured::read_journal(&schedules_path, &mut cut)?.unwrap_or_default();
         let planned = Planned::of(dir, Some(&run), &schedules)?;
         let last = planned.last();
         let model = match last {
             Some(last) => last.model.clone(),
             None => optional(artifact::read(&dir.join("model_profile.json")))?,
         };
-        let metrics: Vec<StepMetrics> = measured::read_lines(&run.join("metrics.jsonl"))?.unwrap_or_default();
+        let metrics: Vec<StepMetrics> =
+            measured::read_journal(&run.join("metrics.jsonl"), &mut cut)?.unwrap_or_default();
         let mut found = Self {
             data: optional(table::read(&dir.join(table::FILE_NAME)))?,
             model,
             plan: last.map(|last| last.plan.clone()),
             trained: metrics.clone(),
             metrics,
-            traces: measured::read_lines(&run.join("trace.jsonl"))?.unwrap_or_default(),
-            events: measured::read_lines(&run.join("events.jsonl"))?.unwrap_or_default(),
-            evaluations: measured::read_lines(&run.join("evaluations.jsonl"))?.unwrap_or_default(),
+            traces: measured::read_journal(&run.join("trace.jsonl"), &mut cut)?.unwrap_or_default(),
+            events: measured::read_journal(&run.join("events.jsonl"), &mut cut)?.unwrap_or_default(),
+            evaluations: measured::read_journal(&run.join("evaluations.jsonl"), &mut cut)?
+                .unwrap_or_default(),
             planned,
             schedules,
+            cut,
             run,
         };
         if found.data.is_none() && found.model.is_none() && found.plan.is_none() && found.metrics.is_empty() {
