@@ -7,6 +7,7 @@ import subprocess
 import sys
 from heapq import heappop, heappush
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
@@ -105,6 +106,15 @@ def test_without_torch_the_lines_say_what_brings_it():
     assert len(said) == 7, said
     needs = " torch `torch` is not installed, which this part of dflop needs: pip install 'dflop[train]'"
     assert all(line.endswith(needs) for line in said), said
+
+
+@pytest.mark.skipif(find_spec("llamafactory") is not None, reason="LLaMA-Factory is installed")
+def test_the_command_without_llamafactory_says_what_to_install():
+    """The newcomer types it in the environment that has dflop alone."""
+    command = [sys.executable, "-m", "dflop.integrations.llamafactory", "train.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    said = "`llamafactory` is not installed beside dflop: pip install llamafactory==0.9.5\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.mark.parametrize("line", ["accelerate", "transformers"])

@@ -49,6 +49,30 @@ pub(super) fn run_dir(dir: &Path, run: Option<&Path>) -> PathBuf {
     run.map_or_else(|| of_dir.iter().find(holds_steps).unwrap_or(&of_dir[0]).clone(), Path::to_owned)
 }
 
+/// `Ok` if it is one.
+fn check_directory(dir: &Path) -> Result<(), Failure> {
+    let is_there = dir.exists();
+    if is_there && !dir.is_file() {
+        return Ok(());
+    }
+    let what = if is_there { "is a file" } else { "is not there" };
+    let hint = "name the directory that holds `dflop.yaml` and what was made beside it, for example `dflop report .`";
+    Err(Failure::new(format!("`{}` {what}, must be a directory", dir.display()), Some(hint.to_owned())))
+}
+
+/// What to do where a directory holds nothing to report: it may be that of a run.
+fn hint_of_nothing(dir: &Path) -> String {
+    if !dir.join("metrics.jsonl").exists() {
+        return "begin with `dflop profile data`".to_owned();
+    }
+    let around = dir.parent().filter(|around| !around.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    format!(
+        "it is a run: name the directory around it, `dflop report {} --run {}`",
+        around.display(),
+        dir.display()
+    )
+}
+
 impl Found {
     /// All that a page shows, but for what another run shows.
     pub(super) fn report(
@@ -102,6 +126,7 @@ impl Found {
 
     /// `run`: the directory of the run; `None`: `run` in `dir`, or `rehearsal` where nothing was trained.
     pub(super) fn read(dir: &Path, run: Option<&Path>) -> Result<Self, Failure> {
+        check_directory(dir)?;
         let run = run_dir(dir, run);
         let schedules_path = run.join("schedules.jsonl");
         let mut cut = Vec::new();
@@ -136,7 +161,7 @@ impl Found {
                     "`{}` holds nothing to report: no data_profile.parquet, model_profile.json, plan.json or run/",
                     dir.display()
                 ),
-                Some("begin with `dflop profile data`".to_owned()),
+                Some(hint_of_nothing(dir)),
             ));
         }
         let others = measured::of_other_plans(&found.schedules, &found.hashes());
