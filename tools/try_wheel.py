@@ -127,6 +127,9 @@ def try_verbs(bare: Bare) -> None:
     bare.run("dflop", "profile", "data", "--config", "demo/dflop.yaml")
     needs_torch = bare.run("dflop", "profile", "model", "--config", "demo/dflop.yaml", status=2)[1]
     expect(needs_torch, "pip install 'dflop[train]'")
+    for module, name in (("dflop.integrations", "balanced_loader"), ("dflop", "BalancedStream")):
+        needs_torch = bare.run("python", "-c", f"from {module} import {name}", status=1)[1]
+        expect(needs_torch, "pip install 'dflop[train]'")
 
 
 def main() -> None:

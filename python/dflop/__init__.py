@@ -41,6 +41,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # It is a dataset of torch, which the rest does without.
     if name == "BalancedStream":
+        from dflop.data import needs_torch  # noqa: F401
         from dflop.data.stream import BalancedStream
 
         return BalancedStream

@@ -236,6 +236,44 @@ def test_text_alone_hangs_nobody_where_each_rank_encodes_its_own(name, tmp_path,
                 assert error <= TOLERANCE, (name, case, step, error, parameter)
 
 
+@pytest.mark.parametrize("is_view", [False, True])
+def test_what_no_feature_depends_on_has_no_gradient_under_ddp(is_view, tmp_path, quiet):
+    """The last layers of LLaVA's tower, as with one process: weight decay would change them. Without `find_unused_parameters`."""
+    steps, model = steps_of("llava", 2), make_model("llava", tmp_path)
+    untouched = copy.deepcopy(model)
+    references = [expected_gradients(model, m) for m in steps]
+    unread = {name for name, _ in model.named_parameters()}.difference(*references)
+    assert any("layers" in name for name in unread), unread
+
+    def run(rank):
+        join(rank, 2, tmp_path)
+        model = copy.deepcopy(untouched)
+        balance_encoder(model)
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=is_view)
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
+        found = []
+        for microbatches in steps:
+            mine = microbatches[rank]
+            arguments = {k: v for k, v in mine.items() if k != "labels"}
+            tokens = num_label_tokens(mine["labels"])
+            # Two microbatches a step: those before the last are not summed over ranks.
+            with wrapped.no_sync():
+                token_loss(wrapped(**arguments).logits, mine["labels"], 2 * tokens, 2).backward()
+            token_loss(wrapped(**arguments).logits, mine["labels"], 2 * tokens, 2).backward()
+            found.append({name for name, p in model.named_parameters() if p.grad is None})
+            optimizer.step()
+            optimizer.zero_grad()
+        before = dict(untouched.named_parameters())
+        changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+        distributed.destroy_process_group()
+        return found, changed
+
+    for found, changed in results(run_ranks(2, run, tmp_path / "ranks", timeout_s=280)):
+        assert found == [unread] * len(steps)
+        assert not changed & unread
+        assert changed
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["llava_onevision", "qwen2_5_vl"])
 def test_compiled_layers_have_the_gradients_of_the_model_as_it_was(name, tmp_path, quiet):

@@ -87,6 +87,22 @@ def test_dtype_and_template_are_those_of_the_training(source, tmp_path):
         assert torch.equal(value, parameters[name].to(torch.bfloat16)), name
 
 
+def test_what_another_wrote_beside_an_export_stays(source, tmp_path):
+    """A second export takes away weights of the first, and nothing of another name."""
+    model = load_adapter(source).reference_model(3)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    out = tmp_path / "out"
+    write(source, out, parameters, shard_bytes_max=100_000)
+    own = [out / "model_before.safetensors", tmp_path / "out.new" / "weights"]
+    own[1].parent.mkdir()
+    for path in own:
+        path.write_text("mine")
+    write(source, out, parameters)
+    assert [path.name for path in out.glob("model*.safetensors") if path not in own] == ["model.safetensors"]
+    assert all(path.read_text() == "mine" for path in own)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "out.new"]
+
+
 def test_parameters_of_another_model_are_refused(source, tmp_path):
     model = load_adapter(source).reference_model(3)
     parameters = {name: p.detach() for name, p in model.named_parameters()}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from heapq import heappop, heappush
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
@@ -84,6 +85,36 @@ def test_verl_and_the_name_of_each_line_need_no_torch():
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_without_torch_the_lines_say_what_brings_it():
+    """What cuts batches alone still works there."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "lines = ['dflop.BalancedStream', 'dflop.integrations.balance_encoder', 'dflop.integrations.costs_of_rows']\n"
+        "lines += [f'dflop.integrations.{name}.balance' for name in ('accelerate', 'lightning', 'torchtitan', 'transformers')]\n"
+        "for line in lines:\n"
+        "    module, _, name = line.rpartition('.')\n"
+        "    try: exec(f'from {module} import {name}')\n"
+        "    except ModuleNotFoundError as error: print(line, error.name, error)\n"
+        "import dflop.integrations.verl, dflop.integrations.energon\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    said = done.stdout.splitlines()
+    assert len(said) == 7, said
+    needs = " torch `torch` is not installed, which this part of dflop needs: pip install 'dflop[train]'"
+    assert all(line.endswith(needs) for line in said), said
+
+
+@pytest.mark.skipif(find_spec("llamafactory") is not None, reason="LLaMA-Factory is installed")
+def test_the_command_without_llamafactory_says_what_to_install():
+    """The newcomer types it in the environment that has dflop alone."""
+    command = [sys.executable, "-m", "dflop.integrations.llamafactory", "train.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    said = "`llamafactory` is not installed beside dflop: pip install llamafactory==0.9.5\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.mark.parametrize("line", ["accelerate", "transformers"])

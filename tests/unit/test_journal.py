@@ -73,9 +73,9 @@ def test_an_earlier_run_is_there_until_a_step_has_ended(tmp_path: Path) -> None:
 
 def test_a_run_keeps_copies_of_the_plans_that_its_steps_were_trained_with(tmp_path: Path) -> None:
     """Those of an earlier run go once a step has ended; a run that goes on keeps those before its own."""
-    (tmp_path / "plan.earlier.json").write_text("earlier")
+    (tmp_path / "plan.0123456789ab.json").write_text("earlier")
     journal = Journal(tmp_path, 1, kept={"plan.first.json": b"first"})
-    assert (tmp_path / "plan.earlier.json").exists()
+    assert (tmp_path / "plan.0123456789ab.json").exists()
     journal.schedule({"step": 0})
     journal.close()
     assert sorted(path.name for path in tmp_path.glob("plan.*")) == ["plan.first.json"]
@@ -84,3 +84,46 @@ def test_a_run_keeps_copies_of_the_plans_that_its_steps_were_trained_with(tmp_pa
     journal.close()
     found = {path.name: path.read_bytes() for path in tmp_path.glob("plan.*")}
     assert found == {"plan.first.json": b"first", "plan.second.json": b"second"}
+
+
+def test_a_new_run_removes_what_dflop_wrote_and_nothing_of_the_users(tmp_path: Path, capsys) -> None:
+    """A checkpoint that was copied beside those of the run, curves of another run, a plan that was kept by hand."""
+    written = [f"checkpoints/{name}" for name in ("step-2", "step-4", "step-6.new", "step-8.undone")]
+    written += ["tensorboard/aware", "tensorboard/blind-ahead", "tensorboard/aware-rehearsed"]
+    own = ["checkpoints/best", "checkpoints/step-4-best", "tensorboard/last week"]
+    for folder in (*written, *own):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file").write_text(folder)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("weights")
+    (tmp_path / "checkpoints/step-10").symlink_to(elsewhere)
+    for name in ("plan.mine.json", "plan.0123456789ab.json", "model_profile.0123456789ab.json"):
+        (tmp_path / name).write_text(name)
+    journal = Journal(tmp_path, 1)
+    journal.schedule({"step": 0})
+    journal.close()
+    for folder in own:
+        assert (tmp_path / folder / "file").read_text() == folder
+    left = {
+        str(path.relative_to(tmp_path))
+        for top in ("checkpoints", "tensorboard")
+        for path in (tmp_path / top).iterdir()
+    }
+    assert left == set(own)
+    assert (elsewhere / "file").read_text() == "weights"
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["plan.mine.json"]
+    said = capsys.readouterr().err
+    assert all(f"`{tmp_path / folder}`" in said for folder in own), said
+    assert "not of dflop, left as they are" in said
+
+
+def test_a_run_that_goes_on_leaves_the_users_own_checkpoints(tmp_path: Path) -> None:
+    """Later checkpoints move out of the way, half ones go; a copy of another name stays."""
+    for name in ("step-2", "step-4", "step-6.new", "step-best.new", "best"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    journal = Journal(tmp_path, 4, first_step=2)
+    journal.schedule({"step": 2})
+    journal.close()
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["best", "step-2", "step-4.undone", "step-best.new"]

@@ -319,7 +319,7 @@ pub(crate) struct Train {
     /// Allow a model profile of another processor or GPU; predicted times are then times of that device
     #[arg(long)]
     pub(crate) other_device: bool,
-    /// Overwrite an earlier run in the same directory
+    /// Overwrite an earlier run in the same directory, its checkpoints too; what has another name than dflop gives stays
     #[arg(long)]
     pub(crate) force: bool,
 }

@@ -1,12 +1,12 @@
 //! `dflop.yaml`: the one file a person writes, validated at once.
 //!
-//! Every problem is listed with its line and path before anything runs; an unknown key is a problem, since a
-//! misspelt one would otherwise be a default in silence.
+//! Every problem is listed with its line and path before anything runs; a misspelt key is one, and no default in silence.
 
 mod cluster;
 mod data;
 mod error;
 mod evaluation;
+pub(crate) mod field;
 mod model;
 mod plan;
 mod section;

@@ -18,6 +18,7 @@ pub mod config;
 pub mod costs;
 mod diagnostics;
 mod measured;
+mod mistyped;
 mod runs;
 mod steps;
 
@@ -71,6 +72,13 @@ pub fn run_with<A: Into<OsString> + Clone>(arguments: &[A], family: Option<&Give
         Err(error) => {
             // If printing fails because the pipe is closed, nobody reads what we would report.
             let _ = error.print();
+            let words: Vec<String> = arguments
+                .iter()
+                .map(|word| Into::<OsString>::into(word.clone()).to_string_lossy().into_owned())
+                .collect();
+            if let Some(hint) = mistyped::hint(&command(), &words, &error) {
+                talk!("\nhint: {hint}");
+            }
             return Outcome::Done(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };

@@ -291,6 +291,11 @@ impl Line for StepSchedule {
 
 /// The lines of a JSONL file; `None` if there is no such file. A last line cut short by a kill is left out.
 pub(crate) fn read_lines<T: Line>(path: &Path) -> Result<Option<Vec<T>>, Failure> {
+    read_journal(path, &mut Vec::new())
+}
+
+/// As [`read_lines`]; a file whose last line is left out is also put into `cut`, as a sentence.
+pub(crate) fn read_journal<T: Line>(path: &Path, cut: &mut Vec<String>) -> Result<Option<Vec<T>>, Failure> {
     // A run of any length: its lines are the user's own.
     let text = match artifact::read_text(path, u64::MAX) {
         Ok(text) => text,
@@ -313,7 +318,9 @@ pub(crate) fn read_lines<T: Line>(path: &Path) -> Result<Option<Vec<T>>, Failure
                 Some(problem) => return Err(refused(problem)),
             },
             Err(_) if is_cut && index + 1 == lines.len() => {
-                talk!("warning: `{}`: its last line is cut short and left out", path.display());
+                let sentence = format!("`{}`: its last line is cut short and left out", path.display());
+                talk!("warning: {sentence}");
+                cut.push(sentence);
             }
             Err(error) => return Err(refused(error.to_string())),
         }

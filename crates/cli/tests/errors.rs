@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Session, snapshot};
+use crate::from_run::with_run;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -30,6 +31,60 @@ fn an_export_of_no_run_names_the_run() {
         let said = session.dflop(&["export", named, "--out", "trained"]);
         assert!(said.contains(&format!("hint: {hint}")), "{said}");
     }
+}
+
+/// What stands in `dflop.yaml`, and that file itself, given as an argument: the hint says how it is given.
+#[test]
+fn an_argument_of_the_configuration_is_told_its_place() {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    fs::create_dir(session.path("demo")).unwrap();
+    fs::write(session.path("demo/dflop.yaml"), "").unwrap();
+    for (arguments, hint) in [
+        (&["plan", "--num-ranks", "8"][..], "`cluster.num_ranks` is a field of `dflop.yaml`: set it there"),
+        (&["train", "--lr", "1e-5"], "`train.learning_rate` is a field of `dflop.yaml`: set it there"),
+        (
+            &["profile", "model", "--device", "cuda"],
+            "`cluster.device` is a field of `dflop.yaml`: set it there",
+        ),
+        (&["train", "dflop.yaml"], "name the configuration by its flag: `--config dflop.yaml`"),
+        (&["profile", "data", "demo"], "name the configuration by its flag: `--config demo/dflop.yaml`"),
+    ] {
+        let said = session.dflop(arguments);
+        assert!(said.contains("status: 2"), "{said}");
+        assert!(said.contains(&format!("For more information, try '--help'.\n\nhint: {hint}")), "{said}");
+    }
+    // The parser has a better idea, the verb reads no such file, or nobody knows what is meant.
+    for arguments in
+        [&["train", "--step", "3"][..], &["schedule", "--lr", "1"], &["plan", "--frobnicate"], &["plan", "x"]]
+    {
+        let said = session.dflop(arguments);
+        assert!(said.contains("status: 2") && !said.contains("hint:"), "{said}");
+    }
+}
+
+/// A report of what is no such directory: each says what it is, and what to name.
+#[test]
+fn a_report_of_another_thing_says_what_it_is() {
+    let session = with_run(1.0);
+    for (arguments, told) in [
+        (&["report", "nothing"][..], "error: `nothing` is not there, must be a directory"),
+        (&["report", "demo/dflop.yaml"], "error: `demo/dflop.yaml` is a file, must be a directory"),
+        (
+            &["report", "demo/run"],
+            "hint: it is a run: name the directory around it, `dflop report demo --run demo/run`",
+        ),
+        (
+            &["report", "demo", "--run", "demo/runs"],
+            "error: `demo/runs` holds no run: there is no file `metrics.jsonl`",
+        ),
+        (&["report", "demo", "--against", "nothing"], "error: `nothing` is not there, must be a directory"),
+    ] {
+        let said = session.dflop(arguments);
+        assert!(said.contains("status: 2") && said.contains(told), "{said}");
+    }
+    assert!(!session.path("demo/report.html").exists());
+    let said = session.dflop(&["report", "demo", "--run", "demo/run"]);
+    assert!(said.contains("status: 0"), "{said}");
 }
 
 /// A reader that left (`| head -1`) ends nothing and is no error: files are written, the status is that of the work.

@@ -113,6 +113,7 @@ fn a_run_that_was_cut_off_is_told() {
     assert_says(&said, "warning: `demo/run/trace.jsonl`: its last line is cut short and left out");
     let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
     assert_says(&page, "the search for a schedule was stopped by its wall limit in 2 steps");
+    assert_says(&page, "demo/run/trace.jsonl`: its last line is cut short and left out");
 }
 
 #[test]

@@ -70,4 +70,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         message = f"module `dflop.integrations` has no attribute `{name}`"
         raise AttributeError(message)
+    import_module("dflop.data.needs_torch")
     return getattr(import_module(f"dflop.integrations.{_HOMES[name]}"), name)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dflop.data import needs_torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import warnings
 from itertools import islice
 from typing import TYPE_CHECKING, Any

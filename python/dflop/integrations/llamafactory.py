@@ -116,7 +116,14 @@ def _check(groups: tuple[Any, ...], options: dict[str, Any]) -> None:
 
 def main() -> None:
     """The command: reads the YAML and what follows it as `llamafactory-cli train` does."""
-    arguments = import_module("llamafactory.hparams.parser").read_args()
+    try:
+        parser = import_module("llamafactory.hparams.parser")
+    except ModuleNotFoundError as error:
+        if error.name != "llamafactory":
+            raise
+        message = "`llamafactory` is not installed beside dflop: pip install llamafactory==0.9.5"
+        raise SystemExit(message) from None
+    arguments = parser.read_args()
     if not isinstance(arguments, dict):
         message = (
             f"the arguments are {arguments}, must begin with a file: torchrun --nproc-per-node 8 -m "

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import atexit
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from dflop.integrations.assignment import assign_units
 from dflop.integrations.encoder_tiles import Media
@@ -20,7 +22,7 @@ from dflop.integrations.idle import depend, pass_children, pass_module, reached
 from dflop.models.sums import send_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -110,6 +112,7 @@ class SharedTower:
             token = depend(token, self.tower.parameters())
             if projector is not None:
                 token = depend(token, projector.parameters())
+            token = self._forget(token)
         elif projector is not None:
             token = pass_module(projector, token)
         return depend(token, [getattr(model, name) for name in family.parameters])
@@ -174,14 +177,26 @@ class SharedTower:
     def _pass_children(self) -> torch.Tensor:
         """Zero, after each module of the tower was called in the order in which its `forward` calls them."""
         first = [getattr(self.tower, name) for name in self._family.called_first]
-        return pass_children(self.tower, self._new_token(), self._family.unread(self.tower), first)
+        unread = self._family.unread(self.tower)
+        return self._forget(pass_children(self.tower, self._new_token(), unread, first))
+
+    def _forget(self, token: torch.Tensor) -> torch.Tensor:
+        """`token`; its backward leaves what no feature depends on without gradient, as the model does alone.
+
+        DDP waits for a gradient of each parameter and gives it zeros. An optimizer would let weights decay by
+        those, so they go when it has summed all.
+        """
+        unread = self._family.unread(self.tower)
+        if token.requires_grad and unread:
+            token.register_hook(partial(_drop_gradients, unread))
+        return token
 
     def _depend_on_unread(self, features: torch.Tensor) -> torch.Tensor:
         """Zero, a function of each parameter that trains and that `features` do not depend on."""
         if self._unread is None:
             used = reached(features)
             self._unread = [p for p in self.tower.parameters() if id(p) not in used]
-        return depend(self._new_token(), self._unread)
+        return self._forget(depend(self._new_token(), self._unread))
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Media:
         names = ("pixel_values", "hidden_states", "input_features")
@@ -285,6 +300,20 @@ class SharedTower:
             # The exchange of a rank that computed nothing has a backward too.
             features.requires_grad_()
         return features, token
+
+
+def _drop_gradients(modules: Sequence[nn.Module], _: torch.Tensor) -> None:
+    """Has the backward under way end with no gradient in these modules; FSDP gives their shards none."""
+    engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
+
+    def drop() -> None:
+        for module in modules:
+            for parameter in module.parameters():
+                if not isinstance(parameter, DTensor):
+                    parameter.grad = None
+
+    # What is queued at the end of a backward runs after all that was queued in it, as DDP's own end.
+    engine.queue_callback(lambda: engine.queue_callback(drop))
 
 
 def _pick(rows: torch.Tensor, sizes: list[int], order: list[int]) -> torch.Tensor:

@@ -5,6 +5,9 @@ torchtitan divides each loss by the label tokens of the whole step itself.
 
 from __future__ import annotations
 
+from dflop.data import needs_torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 

@@ -5,6 +5,9 @@ Dataset, collator and workers are those of the trainer's own DataLoader; dflop o
 
 from __future__ import annotations
 
+from dflop.data import needs_torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import warnings
 from typing import TYPE_CHECKING, Any
 

@@ -7,6 +7,7 @@ config.json, tokenizer, processor, chat template: copied from the model that tra
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ _TEMPLATE = "chat_template.jinja"
 # Files of a model directory that are copied. A model card (.md) is not: it describes other weights.
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 _TEMPLATES = "additional_chat_templates"
+# The file of weights, or one of several.
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
@@ -62,7 +65,8 @@ def write_model(
         OSError: a file cannot be read or written.
     """
     _check(whole, parameters)
-    new = out.with_name(f"{out.name}.new")
+    # Of no name that a user would give, as what an earlier export left there is removed.
+    new = out.with_name(f".{out.name}.dflop-export")
     if new.exists():
         shutil.rmtree(new)
     new.mkdir(parents=True)
@@ -133,7 +137,8 @@ def _move(new: Path, out: Path) -> None:
     """Moves all files, and removes old weight files first: old shards would be read along with new ones."""
     out.mkdir(parents=True, exist_ok=True)
     for path in out.glob("model*.safetensors"):
-        path.unlink()
+        if _WEIGHTS.fullmatch(path.name):
+            path.unlink()
     (out / INDEX).unlink(missing_ok=True)
     # The configuration is moved last: a directory without one is not a model.
     for path in sorted(new.iterdir(), key=lambda path: (path.name == _CONFIG, path.name)):

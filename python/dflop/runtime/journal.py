@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import sys
 import time
 from contextlib import suppress
@@ -18,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dflop._native import write_text
-from dflop.runtime.resume import cut_back
+from dflop.runtime.resume import clear, cut_back
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,8 +30,6 @@ FILES = ("metrics", "trace", "schedules", "events")
 """Files with a line a step, `.jsonl`."""
 RARE_FILES = ("memory", "evaluations", "bad_samples")
 """Files that are made only when they get their first line, `.jsonl`."""
-KEPT_FILES = ("plan.*.json", "model_profile.*.json")
-"""Copies of what steps were trained with, named by the plan's hash."""
 _BAD_SHOWN = 5
 """How many bad samples are named on stderr one by one."""
 
@@ -149,12 +146,9 @@ class Journal:
         if is_new:
             for name in (*RARE_FILES, *(f"{name}.undone" for name in (*FILES, *RARE_FILES))):
                 (out / f"{name}.jsonl").unlink(missing_ok=True)
-            # TensorBoard draws all files of a folder: curves of an earlier run would mix with the new ones.
-            for folder in ("tensorboard", "checkpoints"):
-                shutil.rmtree(out / folder, ignore_errors=True)
-            for pattern in KEPT_FILES:
-                for path in out.glob(pattern):
-                    path.unlink()
+            if stayed := clear(out):
+                names = ", ".join(f"`{path}`" for path in stayed)
+                self.note(f"not of dflop, left as they are: {names}")
         for name, content in self._kept.items():
             # Whole or not at all: a later report reads it.
             write_text(out / name, name.partition(".")[0], content.decode())

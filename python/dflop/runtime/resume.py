@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,12 @@ _FIELDS = {"step": int, "place": dict, "made_from": dict, "guard": dict, "files"
 """What a manifest must say, and as what."""
 _STEP = re.compile(rb'\{"step": (\d+),')
 """How a line of a journal begins."""
+_CHECKPOINT = re.compile(r"step-\d+(\.new|\.undone)?")
+"""Names in `checkpoints`."""
+_CURVES = re.compile(r"(blind|tokens|aware)(-ahead)?(-rehearsed)?")
+"""Names in `tensorboard`: those of the arms."""
+_KEPT = re.compile(r"(plan|model_profile)\.[0-9a-f]{12}\.json")
+"""Copies of what steps were trained with, named by the plan's hash."""
 
 
 @dataclass(frozen=True)
@@ -226,11 +233,40 @@ def cut_back(out: Path, step: int, names: Sequence[str]) -> None:
             shutil.rmtree(undone, ignore_errors=True)
             path.rename(undone)
     for half in (out / "checkpoints").glob("step-*.new"):
-        shutil.rmtree(half)
+        if _CHECKPOINT.fullmatch(half.name):
+            shutil.rmtree(half)
     for name in names:
         path = out / f"{name}.jsonl"
         if path.exists():
             _cut(path, out / f"{name}.undone.jsonl", step)
+
+
+def clear(out: Path) -> list[Path]:
+    """Removes checkpoints, curves and kept plans of an earlier run, and nothing of another name.
+
+    Args:
+        out: Directory of the run.
+
+    Returns:
+        What stays in the folders of checkpoints and curves: it is the user's.
+    """
+    stayed = []
+    # TensorBoard draws all files of a folder: curves of an earlier run would mix with the new ones.
+    for folder, of_dflop in (("checkpoints", _CHECKPOINT), ("tensorboard", _CURVES)):
+        for path in sorted((out / folder).glob("*")):
+            if of_dflop.fullmatch(path.name) is None or not path.is_dir():
+                stayed.append(path)
+            elif path.is_symlink():
+                path.unlink()
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        # Not a folder, not there, or not empty.
+        with suppress(OSError):
+            (out / folder).rmdir()
+    for path in out.glob("*.json"):
+        if _KEPT.fullmatch(path.name):
+            path.unlink()
+    return stayed
 
 
 def _cut(path: Path, undone: Path, step: int) -> None:

@@ -66,6 +66,8 @@ impl Inputs {
         };
         let trained = trained_of(&arguments.source, config.as_ref().map(Config::trained));
         let data = config.map_or(given, |config| config.directory.join(table::FILE_NAME));
+        // The samples first: without them costs say nothing.
+        table::header(&data)?;
         let is_padded = arguments.padded;
         Ok(Self { data, trained, ranks: Setup { num_ranks, batch_size, accumulation, meets, is_padded } })
     }

@@ -26,8 +26,14 @@ pub(super) fn check(
         ));
     }
     let data = &inputs.data_profile;
-    let Some(records) = measured::read_lines::<StepSchedule>(path)? else {
-        let hint = "name the `schedules.jsonl` of a run, as in `--replay run/schedules.jsonl`";
+    let hint = "name the `schedules.jsonl` of a run, as in `--replay run/schedules.jsonl`";
+    let is_named_so = path.file_name().is_some_and(|name| name == "schedules.jsonl");
+    let read = measured::read_lines::<StepSchedule>(path).map_err(|failure| Failure {
+        // Another journal of the run, most likely.
+        hint: if is_named_so { failure.hint } else { Some(hint.to_owned()) },
+        ..failure
+    })?;
+    let Some(records) = read else {
         return Err(Failure::new(
             format!("no log of schedules at `{}`", path.display()),
             Some(hint.to_owned()),

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use strsim::levenshtein;
 
 /// What people write where a field has another name.
-const OTHER_WORDS: [(&[&str], &str); 6] = [
+pub(super) const OTHER_WORDS: [(&[&str], &str); 6] = [
     (&["path", "file", "files", "jsonl", "json", "dataset", "source", "sources", "data"], "mixture"),
     (&["path", "model", "name_or_path", "pretrained_model_name_or_path"], "dir"),
     (&["lr"], "learning_rate"),

@@ -189,6 +189,10 @@ fn profile_in_chunks(
     let known = known_samples(previous, &header, &mut notices);
     let selections = workers.run(|| select(settings, &corpus))?;
     header.strata = selections.iter().filter_map(|selection| selection.stratum).collect();
+    // A sample of all is no sample: it trains, too.
+    if header.strata.iter().all(|stratum| stratum.drawn == stratum.population) {
+        header.strata.clear();
+    }
     let run = Run {
         rule: &rule,
         corpus: &corpus,

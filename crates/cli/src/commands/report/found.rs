@@ -38,6 +38,8 @@ pub(super) struct Found {
     pub(super) schedules: Vec<StepSchedule>,
     events: Vec<StepEvent>,
     pub(super) evaluations: Vec<Evaluation>,
+    /// Files whose last line is left out, a sentence each.
+    cut: Vec<String>,
 }
 
 /// The directory of the run that is shown: `run`, or `run` in `dir`, or `rehearsal` where nothing was trained.
@@ -45,6 +47,30 @@ pub(super) fn run_dir(dir: &Path, run: Option<&Path>) -> PathBuf {
     let of_dir = ["run", "rehearsal"].map(|name| dir.join(name));
     let holds_steps = |run: &&PathBuf| run.join("metrics.jsonl").exists();
     run.map_or_else(|| of_dir.iter().find(holds_steps).unwrap_or(&of_dir[0]).clone(), Path::to_owned)
+}
+
+/// `Ok` if it is one.
+fn check_directory(dir: &Path) -> Result<(), Failure> {
+    let is_there = dir.exists();
+    if is_there && !dir.is_file() {
+        return Ok(());
+    }
+    let what = if is_there { "is a file" } else { "is not there" };
+    let hint = "name the directory that holds `dflop.yaml` and what was made beside it, for example `dflop report .`";
+    Err(Failure::new(format!("`{}` {what}, must be a directory", dir.display()), Some(hint.to_owned())))
+}
+
+/// What to do where a directory holds nothing to report: it may be that of a run.
+fn hint_of_nothing(dir: &Path) -> String {
+    if !dir.join("metrics.jsonl").exists() {
+        return "begin with `dflop profile data`".to_owned();
+    }
+    let around = dir.parent().filter(|around| !around.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    format!(
+        "it is a run: name the directory around it, `dflop report {} --run {}`",
+        around.display(),
+        dir.display()
+    )
 }
 
 impl Found {
@@ -56,11 +82,13 @@ impl Found {
         views: Vec<StepView>,
     ) -> Result<Report, Failure> {
         let last = self.schedulers()?.pop().flatten();
+        let mut cut = self.cut.clone();
         let (shapes, memory) = match (&last, &self.data) {
             // What slept for its predicted time says nothing of shapes.
             (Some(scheduler), Some(data)) if !self.is_rehearsed() => {
                 let steps = self.measured_steps(self.planned.len() - 1);
-                (shapes::shapes(&steps, scheduler, data)?, shapes::memory(&self.run, &steps, scheduler)?)
+                let memory = shapes::memory(&self.run, &steps, scheduler, &mut cut)?;
+                (shapes::shapes(&steps, scheduler, data)?, memory)
             }
             _ => (Vec::new(), Vec::new()),
         };
@@ -89,7 +117,7 @@ impl Found {
             loss_by_source: loss::groups("source", &self.trained, &self.evaluations, &axis),
             events: self.events.iter().map(StepEvent::view).collect(),
             slow_steps: self.slow_steps(&views)?,
-            warnings: self.warnings()?,
+            warnings: [self.warnings()?, cut].concat(),
             steps: views,
             against: None,
             plans: None,
@@ -98,27 +126,33 @@ impl Found {
 
     /// `run`: the directory of the run; `None`: `run` in `dir`, or `rehearsal` where nothing was trained.
     pub(super) fn read(dir: &Path, run: Option<&Path>) -> Result<Self, Failure> {
+        check_directory(dir)?;
         let run = run_dir(dir, run);
         let schedules_path = run.join("schedules.jsonl");
-        let schedules: Vec<StepSchedule> = measured::read_lines(&schedules_path)?.unwrap_or_default();
+        let mut cut = Vec::new();
+        let schedules: Vec<StepSchedule> =
+            measured::read_journal(&schedules_path, &mut cut)?.unwrap_or_default();
         let planned = Planned::of(dir, Some(&run), &schedules)?;
         let last = planned.last();
         let model = match last {
             Some(last) => last.model.clone(),
             None => optional(artifact::read(&dir.join("model_profile.json")))?,
         };
-        let metrics: Vec<StepMetrics> = measured::read_lines(&run.join("metrics.jsonl"))?.unwrap_or_default();
+        let metrics: Vec<StepMetrics> =
+            measured::read_journal(&run.join("metrics.jsonl"), &mut cut)?.unwrap_or_default();
         let mut found = Self {
             data: optional(table::read(&dir.join(table::FILE_NAME)))?,
             model,
             plan: last.map(|last| last.plan.clone()),
             trained: metrics.clone(),
             metrics,
-            traces: measured::read_lines(&run.join("trace.jsonl"))?.unwrap_or_default(),
-            events: measured::read_lines(&run.join("events.jsonl"))?.unwrap_or_default(),
-            evaluations: measured::read_lines(&run.join("evaluations.jsonl"))?.unwrap_or_default(),
+            traces: measured::read_journal(&run.join("trace.jsonl"), &mut cut)?.unwrap_or_default(),
+            events: measured::read_journal(&run.join("events.jsonl"), &mut cut)?.unwrap_or_default(),
+            evaluations: measured::read_journal(&run.join("evaluations.jsonl"), &mut cut)?
+                .unwrap_or_default(),
             planned,
             schedules,
+            cut,
             run,
         };
         if found.data.is_none() && found.model.is_none() && found.plan.is_none() && found.metrics.is_empty() {
@@ -127,7 +161,7 @@ impl Found {
                     "`{}` holds nothing to report: no data_profile.parquet, model_profile.json, plan.json or run/",
                     dir.display()
                 ),
-                Some("begin with `dflop profile data`".to_owned()),
+                Some(hint_of_nothing(dir)),
             ));
         }
         let others = measured::of_other_plans(&found.schedules, &found.hashes());

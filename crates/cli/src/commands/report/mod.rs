@@ -24,6 +24,16 @@ use std::path::Path;
 pub(super) use watch::run as watch;
 
 pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
+    // Without one named the page is of what there is.
+    if let Some(run) = arguments.run.as_ref().filter(|run| !run.join("metrics.jsonl").exists()) {
+        return Err(Failure::new(
+            format!("`{}` holds no run: there is no file `metrics.jsonl`", run.display()),
+            Some(
+                "name a directory that `dflop train` or `dflop rehearse` wrote, or leave `--run` out"
+                    .to_owned(),
+            ),
+        ));
+    }
     let found = Found::read(&arguments.dir, arguments.run.as_deref())?;
     let comparison = found.comparison();
     let mut report = found.report(&arguments.dir, comparison.as_ref(), views(&found)?)?;

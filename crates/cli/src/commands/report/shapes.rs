@@ -82,13 +82,16 @@ impl Line for StepMemory {
     }
 }
 
-/// Memory of the fullest rank of each kind in the step of the run in `dir` that was measured, or in the last of `steps`.
+/// Memory of the fullest rank of each kind in the step of the run in `dir` that was measured, or in the last of `steps`; `cut`
+/// as for [`measured::read_journal`].
 pub(super) fn memory(
     dir: &Path,
     steps: &[Step<'_>],
     scheduler: &StepScheduler,
+    cut: &mut Vec<String>,
 ) -> Result<Vec<RankBytes>, Failure> {
-    let measured: Vec<StepMemory> = measured::read_lines(&dir.join("memory.jsonl"))?.unwrap_or_default();
+    let measured: Vec<StepMemory> =
+        measured::read_journal(&dir.join("memory.jsonl"), cut)?.unwrap_or_default();
     // Of a step that was measured; else of the last one.
     let of_memory = measured.iter().rev().find_map(|memory| {
         let is_its = |(trace, _): &&Step<'_>| trace.step == memory.step && trace.arm == memory.arm;
