@@ -46,6 +46,7 @@ _MERGED_BY = {
     ("voxtral", "audio"): 4.0,
     ("qwen2_5_omni", "audio"): 2.0,
     ("qwen3_omni_moe", "audio"): 1.0,
+    ("gemma4", "audio"): 1.0,
 }
 _COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
 _LENGTHS = ("lengths", "length")
@@ -123,7 +124,12 @@ def _has_ids(rows: Any) -> bool:
 
 
 def _of_ids(rows: Any, model: nn.Module, cost: ParameterCost) -> tuple[list[tuple[float, float]], list[int]]:
-    merged = _merged(unwrapped(model).config)
+    config = unwrapped(model).config
+    merged = _merged(config)
+    if cost.sound_token is not None:
+        # As many tokens of the other encoder as cost the same.
+        for token in _ids_of(config, "audio"):
+            merged[token] *= cost.sound_token / cost.encoder_token
     pairs, lengths, num_media = [], [], 0
     for tokens, found in _batches_of_ids(rows):
         ends = np.cumsum(found)
@@ -172,13 +178,13 @@ def _batches_of_ids(rows: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def _merged(config: Any) -> dict[int, float]:
     """Encoder tokens behind one token of each medium, by the id of that token."""
-    found = {}
-    for kind in _MEDIA:
-        for name in (f"{kind}_token_id", f"{kind}_token_index"):
-            token = getattr(config, name, None)
-            if isinstance(token, int):
-                found[token] = _merged_of(config, kind)
-    return found
+    return {token: _merged_of(config, kind) for kind in _MEDIA for token in _ids_of(config, kind)}
+
+
+def _ids_of(config: Any, kind: str) -> list[int]:
+    """Ids of the token that stands for a feature."""
+    found = [getattr(config, f"{kind}_token_{field}", None) for field in ("id", "index")]
+    return [token for token in found if isinstance(token, int)]
 
 
 def _merged_of(config: Any, kind: str) -> float:
