@@ -207,7 +207,7 @@ def test_sounds_through_the_extractor_and_the_processors_own_steps(name):
     whole = Gemma4Processor._compute_audio_num_tokens
     holder = SimpleNamespace(feature_extractor=extractor, audio_seq_length=10**9)
     for samples in [*edges[1:], *(rng.randint(1, 40_000) for _ in range(60)), 479_999, 480_000]:
-        made = extractor(np.zeros(max(samples, 1), dtype=np.float32))
+        made = extractor([np.zeros(max(samples, 1), dtype=np.float32)])
         written_by = Gemma4Processor.replace_audio_token(words, made, 0)
         assert written_by.count("v") == whole(holder, np.zeros(max(samples, 1)), extractor.sampling_rate)
         if "v" not in written_by or samples == 0:
@@ -218,7 +218,7 @@ def test_sounds_through_the_extractor_and_the_processors_own_steps(name):
         assert written(shape) == written_by, samples
         assert shape.segments == [(1, shape.feature_tokens)]
         assert (shape.num_tiles, shape.parts) == (1, [(1, 1, shape.feature_tokens)])
-    cut = extractor(np.zeros(480_001, dtype=np.float32))
+    cut = extractor([np.zeros(480_001, dtype=np.float32)])
     assert np.array_equal(cut["input_features_mask"], made["input_features_mask"]), "the last of these was whole"
     with pytest.raises(ProfileError, match="more than 480000; the processor would cut it off"):
         sound_of(480_001, settings)
@@ -243,7 +243,7 @@ def test_sounds_through_the_tower():
     model.audio_tower.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
     for samples in (161, 800, 801, 5_000, 16_000, 33_333):
         shape = sound_of(samples, {"feature_size": 8}, json.dumps(audio))
-        made = extractor(np.zeros(samples, dtype=np.float32), return_tensors="pt")
+        made = extractor([np.zeros(samples, dtype=np.float32)], return_tensors="pt")
         frames = int(made["input_features_mask"].sum())
         with torch.no_grad():
             found = model.get_audio_features(made["input_features"][:, :frames], made["input_features_mask"][:, :frames])
