@@ -219,7 +219,9 @@ def test_sounds_through_the_extractor_and_the_processors_own_steps(name):
         assert shape.segments == [(1, shape.feature_tokens)]
         assert (shape.num_tiles, shape.parts) == (1, [(1, 1, shape.feature_tokens)])
     cut = extractor([np.zeros(480_001, dtype=np.float32)])
-    assert np.array_equal(cut["input_features_mask"], made["input_features_mask"]), "the last of these was whole"
+    assert np.array_equal(cut["input_features_mask"], made["input_features_mask"]), (
+        "the last of these was whole"
+    )
     with pytest.raises(ProfileError, match="more than 480000; the processor would cut it off"):
         sound_of(480_001, settings)
 
@@ -246,12 +248,16 @@ def test_sounds_through_the_tower():
         made = extractor([np.zeros(samples, dtype=np.float32)], return_tensors="pt")
         frames = int(made["input_features_mask"].sum())
         with torch.no_grad():
-            found = model.get_audio_features(made["input_features"][:, :frames], made["input_features_mask"][:, :frames])
+            found = model.get_audio_features(
+                made["input_features"][:, :frames], made["input_features_mask"][:, :frames]
+            )
         # Without padding a layer is given the tokens of the sound.
         assert shape.segments == [(1, seen.pop())]
         assert int(found.attention_mask.sum()) == shape.feature_tokens == found.pooler_output.shape[1]
 
 
 def test_large_models_do_not_hear():
-    with pytest.raises(ProfileError, match="the model does not hear: its configuration has no `audio_config`"):
+    with pytest.raises(
+        ProfileError, match="the model does not hear: its configuration has no `audio_config`"
+    ):
         testing.media_shape(config_of({}), "{}", "{}", "audio", duration_s=1.0, sample_rate=16_000)

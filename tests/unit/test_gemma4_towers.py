@@ -49,9 +49,7 @@ def test_a_unit_is_encoded_alone_as_beside_others(name, model):
     rows, extra = given(name)
     media = family.media(rows, extra)
     counts = [family.rows_in(grid) for grid in media.grids]
-    alone = [
-        Media(own, [grid], {}) for own, grid in zip(media.rows.split(counts), media.grids, strict=True)
-    ]
+    alone = [Media(own, [grid], {}) for own, grid in zip(media.rows.split(counts), media.grids, strict=True)]
     assert sum(counts) == len(media.rows) < rows.shape[0] * rows.shape[1]
     features, gradients = found(family, tower, alone)
     together, of_together = found(family, tower, [media])

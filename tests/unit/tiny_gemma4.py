@@ -105,7 +105,7 @@ def media_arguments(media, generator):
     sounds = [size for kind, size, *_ in media if kind == "sound"]
     for token, type_, count in [
         *((IMAGE, 1, rows * columns // POOL**2) for rows, columns in images),
-        *((VIDEO, 2, rows * columns // POOL**2) for count, rows, columns in videos for _ in range(count)),
+        *((VIDEO, 2, rows * columns // POOL**2) for n, rows, columns in videos for _ in range(n)),
         *((SOUND, 3, -(-frames // 4)) for frames in sounds),
     ]:
         # Pictures that stood side by side would be one.

@@ -233,7 +233,8 @@ impl Family for Gemma4 {
         match &self.sounds {
             Some(sounds) => sounds.shape(sound).map_err(|rule| whisper::refused(FAMILY, sound, rule)),
             None => {
-                let rule = "the model does not hear: its configuration has no `audio_config`, as E2B and E4B have";
+                let rule =
+                    "the model does not hear: its configuration has no `audio_config`, as E2B and E4B have";
                 Err(refused(FAMILY, "a sound".to_owned(), rule))
             }
         }

@@ -80,7 +80,9 @@ impl Sounds {
                 .ok_or_else(|| {
                     fields.error(
                         field,
-                        format!("must be milliseconds of 1 to {SAMPLES_MAX} samples at {sample_rate} a second"),
+                        format!(
+                            "must be milliseconds of 1 to {SAMPLES_MAX} samples at {sample_rate} a second"
+                        ),
                     )
                 })
         };
