@@ -11,7 +11,7 @@ import torch
 import transformers
 from ranks import results, run_ranks
 from shards import whole_of
-from tiny_media import FAMILIES, make_model, steps_of
+from tiny_media import FAMILIES, ROUNDED, make_model, steps_of
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -59,7 +59,8 @@ def blocks_of(model):
     """What a user of FSDP2 shards one by one: the towers, their layers, and those of the LLM."""
     # Llama 4 holds its parts itself.
     inner = getattr(model, "model", model)
-    towers = [getattr(inner, name) for name in TOWERS if hasattr(inner, name)]
+    # Gemma 4 of the large sizes has none for sounds.
+    towers = [tower for name in TOWERS if (tower := getattr(inner, name, None)) is not None]
     found = []
     for tower in towers:
         encoder = getattr(tower, "vision_model", tower)
@@ -86,14 +87,26 @@ def shard(model, num_ranks, whole_components, is_shared=True):
         ):
             for tower in towers:
                 fully_shard(tower, mesh=mesh)
-        for projector in ("multi_modal_projector", "vision_projection", "projector", "connector"):
+        for projector in (
+            "multi_modal_projector",
+            "vision_projection",
+            "projector",
+            "connector",
+            "embed_vision",
+            "embed_audio",
+        ):
             # LFM2-VL's model calls its projector once a tile.
             inner = getattr(model, "model", model)
-            if hasattr(inner, projector) and model.config.model_type != "lfm2_vl":
+            if getattr(inner, projector, None) is not None and model.config.model_type != "lfm2_vl":
                 fully_shard(getattr(inner, projector), mesh=mesh)
-        # The model embeds before it calls the backbone.
-        fully_shard(backbone_of(model).embed_tokens, mesh=mesh)
-        fully_shard(backbone_of(model), mesh=mesh)
+        backbone = backbone_of(model)
+        if hasattr(backbone, "embed_tokens_per_layer"):
+            # Gemma 4's model reads an embedding of its small backbones itself: it must stay with the model.
+            fully_shard(backbone.embed_tokens_per_layer, mesh=mesh)
+        else:
+            # The model embeds before it calls the backbone.
+            fully_shard(backbone.embed_tokens, mesh=mesh)
+            fully_shard(backbone, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
@@ -176,7 +189,8 @@ def run_case(case, model, num_ranks, rank, steps, references, line=balance_encod
         else (name, 2)
         for name in FAMILIES
     ]
-    + [("llava_onevision", 4), pytest.param("qwen2_5_vl", 4, marks=pytest.mark.layouts)],
+    + [("llava_onevision", 4)]
+    + [pytest.param(name, 4, marks=pytest.mark.layouts) for name in ("qwen2_5_vl", "gemma4-e2b")],
 )
 def test_gradients_are_those_of_the_model_as_it_was(name, num_ranks, tmp_path, quiet):
     """DDP and FSDP2, the encoder trained or frozen, ranks of text alone included."""
@@ -205,7 +219,7 @@ def test_gradients_are_those_of_the_model_as_it_was(name, num_ranks, tmp_path, q
             assert sum(shared) == pytest.approx(sum(alone))
             assert max(shared) < max(alone), (name, case)
             for step, (error, parameter) in enumerate(errors):
-                assert error <= TOLERANCE, (name, case, step, error, parameter)
+                assert error <= TOLERANCE * ROUNDED.get(name, 1), (name, case, step, error, parameter)
 
 
 @pytest.mark.some(1, 5)
@@ -233,7 +247,7 @@ def test_text_alone_hangs_nobody_where_each_rank_encodes_its_own(name, tmp_path,
         for case, (errors, loads) in zip(cases, found, strict=True):
             assert loads == [([], [])] * len(steps)
             for step, (error, parameter) in enumerate(errors):
-                assert error <= TOLERANCE, (name, case, step, error, parameter)
+                assert error <= TOLERANCE * ROUNDED.get(name, 1), (name, case, step, error, parameter)
 
 
 @pytest.mark.parametrize("is_view", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tiny_families
+import tiny_gemma4
 import tiny_llava
 import torch
 from tiny_backbone import TEXT
@@ -46,6 +47,7 @@ SHARED_ALONE = {
         "image_token_id": MEDIA_TOKEN,
         "tie_word_embeddings": False,
     },
+    "gemma4-e2b": tiny_gemma4.SMALL,
     "llama4": {
         "vision_config": {
             "hidden_size": 32,
@@ -83,6 +85,9 @@ SHARED_ALONE = {
     },
 }
 """Families whose encoder is shared out, and that dflop has no rule for: what their configurations say."""
+ROUNDED = {"gemma4": 2, "gemma4-e2b": 2}
+"""How much larger rounding is: scores of the tiny model are not scaled down. Gradients of the towers alone
+are equal to 1e-5 (test_gemma4_towers.py), those of the model in float64 to 1e-13 (once, by hand)."""
 FAMILIES = (*(name for name, can in families().items() if can["share"]), *SHARED_ALONE)
 
 
@@ -114,6 +119,7 @@ def make_model(name, folder):
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.1)
+        tiny_gemma4.prepare(model)
     model.train()
     return model
 
@@ -134,7 +140,7 @@ def microbatch(name, media, seed, num_text=7):
 
     Of LLaVA-OneVision (kind, height, width, frames), of LLaVA-NeXT and Mistral3 (height, width), of LLaVA, Gemma 3, InternVL, Idefics3, SmolVLM
     and of those that read sound the number of tiles or windows, of the vision models of Qwen and GLM grids (kind, t, h, w),
-    of Qwen2.5-Omni and Qwen3-Omni ("sound", mel frames) too.
+    of Qwen2.5-Omni and Qwen3-Omni ("sound", mel frames) too; of Gemma 4 the same with pictures (kind, h, w).
     """
     if name == "llava_onevision":
         sample = tiny_llava.Sample(media, num_text, seed)
@@ -170,6 +176,8 @@ def microbatch(name, media, seed, num_text=7):
         arguments["pixel_values"] = torch.randn(len(media), 3, height, width, generator=generator)
         arguments["image_sizes"] = torch.tensor(media)
         ids = [MEDIA_TOKEN] * sum((height // 28) * (width // 28) for height, width in media)
+    elif name.startswith("gemma4"):
+        arguments, ids, types = tiny_gemma4.media_arguments(media, generator)
     elif name in SHARED_ALONE and media:
         # Of a tile 8 x 8 patches; two of three families merge four.
         arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
@@ -237,7 +245,7 @@ def microbatch(name, media, seed, num_text=7):
         arguments["token_type_ids"] = torch.tensor([[int(label != -100) for label in labels]])
     if name in OMNI_TOKENS:
         arguments["video_second_per_grid"] = torch.ones(sum(what == "video" for what, *_ in media))
-    elif is_of_patches(name):
+    elif is_of_patches(name) or name.startswith("gemma4"):
         arguments["mm_token_type_ids"] = torch.tensor([types + [0] * (len(ids) - len(types))])
     return {
         **arguments,
@@ -277,6 +285,7 @@ STEPS = {
 STEPS["audioflamingo3"] = STEPS["voxtral"] = STEPS["qwen2_audio"]
 STEPS["llava"] = STEPS["gemma3"] = STEPS["internvl"]
 STEPS.update(dict.fromkeys(SHARED_ALONE, STEPS["internvl"]))
+STEPS["gemma4"], STEPS["gemma4-e2b"] = tiny_gemma4.STEPS, tiny_gemma4.SMALL_STEPS
 STEPS["lighton_ocr"] = STEPS["mistral3"] = [
     [[(112, 84), (28, 56)], [], [(84, 28)], [(56, 56), (28, 28)]],
     [[], [(56, 112)], [], []],

@@ -9,13 +9,20 @@ import numpy as np
 import pytest
 import torch
 from shape_oracle import drawn_sizes, our_clip, outcome
-from transformers import Gemma4Config, Gemma4Model, Gemma4Processor, Gemma4VideoProcessor
+from transformers import (
+    Gemma4AudioFeatureExtractor,
+    Gemma4Config,
+    Gemma4Model,
+    Gemma4Processor,
+    Gemma4VideoProcessor,
+)
 from transformers.models.gemma4.image_processing_pil_gemma4 import (
     Gemma4ImageProcessorPil,
     get_aspect_ratio_preserving_size,
 )
 from transformers.video_utils import VideoMetadata
 
+from dflop import ProfileError
 from dflop._native import testing
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -171,6 +178,86 @@ def test_the_whole_processors_and_model():
         assert real == [shape.segments[0][1]] * 3
 
 
-def test_sounds_are_refused_by_name():
-    with pytest.raises(Exception, match="dflop does not read sounds of this family"):
+EXTRACTORS = {
+    "published": {},
+    "coarse": {"sampling_rate": 8_000, "frame_length_ms": 25.0, "hop_length_ms": 12.5, "feature_size": 64},
+    # Half a sample: Python rounds to even.
+    "odd": {"sampling_rate": 10_000, "frame_length_ms": 20.25, "hop_length_ms": 10.15, "feature_size": 32},
+}
+
+
+def sound_of(samples, settings, model=None):
+    """What dflop says of a sound that has the extractor's rate."""
+    rate = settings.get("sampling_rate", 16_000)
+    if model is None:
+        audio = {"subsampling_conv_channels": [settings.get("feature_size", 128), 4]}
+        model = json.dumps({**json.loads(config_of({})), "audio_config": audio})
+    file = json.dumps({"image_processor": {}, "feature_extractor": settings})
+    return testing.media_shape(model, file, "{}", "audio", duration_s=samples / rate, sample_rate=rate)
+
+
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_sounds_through_the_extractor_and_the_processors_own_steps(name):
+    """One call a sound: the places that the processor writes, from too short a sound to one that it would cut off."""
+    settings = EXTRACTORS[name]
+    extractor = Gemma4AudioFeatureExtractor(**settings)
+    words = SimpleNamespace(boa_token="<|audio>", eoa_token="<audio|>", audio_token="v")
+    rng = random.Random(SEED)
+    edges = [n + by for n in (0, 160, 320, 480, 800, 1_440, 16_000) for by in (-1, 0, 1)]
+    whole = Gemma4Processor._compute_audio_num_tokens
+    holder = SimpleNamespace(feature_extractor=extractor, audio_seq_length=10**9)
+    for samples in [*edges[1:], *(rng.randint(1, 40_000) for _ in range(60)), 479_999, 480_000]:
+        made = extractor([np.zeros(max(samples, 1), dtype=np.float32)])
+        written_by = Gemma4Processor.replace_audio_token(words, made, 0)
+        assert written_by.count("v") == whole(holder, np.zeros(max(samples, 1)), extractor.sampling_rate)
+        if "v" not in written_by or samples == 0:
+            with pytest.raises(ProfileError, match="samples fill no token"):
+                sound_of(samples, settings)
+            continue
+        shape = sound_of(samples, settings)
+        assert written(shape) == written_by, samples
+        assert shape.segments == [(1, shape.feature_tokens)]
+        assert (shape.num_tiles, shape.parts) == (1, [(1, 1, shape.feature_tokens)])
+    cut = extractor([np.zeros(480_001, dtype=np.float32)])
+    assert np.array_equal(cut["input_features_mask"], made["input_features_mask"]), (
+        "the last of these was whole"
+    )
+    with pytest.raises(ProfileError, match="more than 480000; the processor would cut it off"):
+        sound_of(480_001, settings)
+
+
+def test_sounds_through_the_tower():
+    """The tokens that a layer of Hugging Face's encoder is given, and the features that it returns."""
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 8}
+    config = Gemma4Config(
+        audio_config={**small, "subsampling_conv_channels": [8, 4]},
+        vision_config=None,
+        text_config={
+            "hidden_size": 16, "vocab_size": 32, "num_hidden_layers": 1, "intermediate_size": 16, "head_dim": 8,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+            "layer_types": ["full_attention"],
+        },
+    )  # fmt: skip
+    model = Gemma4Model(config).eval()
+    audio = {**json.loads(config_of({})), "audio_config": config.audio_config.to_dict()}
+    extractor = Gemma4AudioFeatureExtractor(feature_size=8)
+    seen = []
+    model.audio_tower.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    for samples in (161, 800, 801, 5_000, 16_000, 33_333):
+        shape = sound_of(samples, {"feature_size": 8}, json.dumps(audio))
+        made = extractor([np.zeros(samples, dtype=np.float32)], return_tensors="pt")
+        frames = int(made["input_features_mask"].sum())
+        with torch.no_grad():
+            found = model.get_audio_features(
+                made["input_features"][:, :frames], made["input_features_mask"][:, :frames]
+            )
+        # Without padding a layer is given the tokens of the sound.
+        assert shape.segments == [(1, seen.pop())]
+        assert int(found.attention_mask.sum()) == shape.feature_tokens == found.pooler_output.shape[1]
+
+
+def test_large_models_do_not_hear():
+    with pytest.raises(
+        ProfileError, match="the model does not hear: its configuration has no `audio_config`"
+    ):
         testing.media_shape(config_of({}), "{}", "{}", "audio", duration_s=1.0, sample_rate=16_000)

@@ -34,6 +34,8 @@ MEDIA = {
     "qwen2_vl": [[("image", 1, 16, 12), ("image", 1, 4, 4)], [], [("video", 3, 8, 6)]],
     "llava": [4, 0, 1],
     "gemma3": [4, 0, 1],
+    "gemma4": [[("image", 8, 6), ("image", 4, 4)], [], [("video", 2, 4, 4)]],
+    "gemma4-e2b": [[("sound", 41), ("image", 8, 6)], [], [("video", 2, 4, 4), ("sound", 16)]],
     **dict.fromkeys(("aya_vision", "cohere2_vision", "paligemma"), [3, 0, 1]),
     "llava_next": [[(112, 112)], [], [(56, 112), (112, 112)]],
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tiny_gemma4
 import torch
 from tiny_families import TINY
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,7 +17,8 @@ LENGTHS = (24, 40)
 
 def make(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    settings = {**TINY[name], "model_type": name}
+    content = tiny_gemma4.SMALL if name == "gemma4-e2b" else TINY[name]
+    settings = {**content, "model_type": name.split("-")[0]}
     config = AutoConfig.for_model(**settings)
     return AutoModelForImageTextToText.from_config(config, attn_implementation="eager").train()
 
@@ -36,7 +38,7 @@ def of_text(cost: dflop.integrations.ParameterCost, length: int) -> float:
     return cost.llm_token * length + cost.llm_pair * length**2
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "internvl", "gemma3"])
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "internvl", "gemma3", "gemma4-e2b"])
 def test_the_llm_costs_what_pytorch_counts(name):
     model = make(name)
     cost = cost_of_parameters(model)
@@ -117,6 +119,35 @@ def test_of_experts_those_count_that_a_token_reads():
     ]
     assert dense == pytest.approx(6 * sum(others))
     assert 0 < text.num_experts_per_tok < text.num_experts
+
+
+def test_gemma_4_e2b_costs_what_its_published_sizes_say():
+    """Tables of embeddings cost nothing, layers that read keys of others have none; sounds have an encoder of their own."""
+    width, mlp, layers, shared, heads, vocabulary, own = 1536, 6144, 35, 20, 8, 262_144, 256
+    kinds = (["sliding_attention"] * 4 + ["full_attention"]) * 7
+    text = {
+        "hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "layer_types": kinds,
+        "num_kv_shared_layers": shared, "use_double_wide_mlp": True, "hidden_size_per_layer_input": own,
+    }  # fmt: skip
+    config = AutoConfig.for_model("gemma4", text_config=text, vision_config={}, audio_config={})
+    with torch.device("meta"):
+        cost = cost_of_parameters(AutoModelForImageTextToText.from_config(config))
+    maps = vocabulary * width + layers * own * width
+    queries = 0
+    for index, kind in enumerate(kinds):
+        head, reads_others = (512 if kind == "full_attention" else 256), index >= layers - shared
+        maps += 2 * width * heads * head + (0 if reads_others else 2 * width * head)
+        maps += 3 * width * mlp * (2 if reads_others else 1) + 2 * width * own
+        queries += heads * head
+    assert cost.llm_token == 6 * maps
+    assert cost.llm_pair == 12 * queries
+    # 16 layers of 768, and what makes features of them.
+    patch, features = 16 * 16 * 3 * 768, 768 * width
+    assert cost.encoder_token == 6 * (16 * (4 * 768**2 + 3 * 768 * 3072) + patch + features)
+    # 12 layers of 1,024: two MLPs of four times the width, attention, a convolution. Two convolutions before them.
+    sounds = 12 * (23 * 1024**2 + 5 * 1024) + 9 * (128 + 128 * 32)
+    assert cost.sound_token == 6 * (sounds + 1024 * 1024 + 1024 * 1536 + 1536 * width)
 
 
 def test_costs_of_a_data_profile_take_it_and_another_module_is_refused():

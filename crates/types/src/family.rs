@@ -65,7 +65,8 @@ pub const FAMILIES: [FamilyRecord; 29] = {
     [
         record("audioflamingo3", &["audio"], [YES, YES, YES, YES, YES]),
         record("gemma3", &["image"], [YES, YES, YES, YES, YES]),
-        record("gemma4", PICTURES, [YES, YES, YES, YES, NO]),
+        // Small models hear, and these are not trained.
+        record("gemma4", &["image", "video", "audio"], [YES, YES, YES, YES, YES]),
         record("glm46v", PICTURES, [YES, YES, YES, YES, YES]),
         record("glm4v", PICTURES, [YES, YES, YES, YES, YES]),
         record("glm4v_moe", PICTURES, [YES, YES, YES, YES, YES]),

@@ -239,15 +239,15 @@ def balance_encoder(
 
     Args:
         model: LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision, InternVL, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2-Audio,
-            GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR, Gemma 3, Audio Flamingo 3, Voxtral, Qwen2.5-Omni or
-            Qwen3-Omni (their thinkers), Idefics3, SmolVLM, Mistral3, LightOnOCR, LFM2-VL,
+            GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR, Gemma 3, Gemma 4, Audio Flamingo 3, Voxtral, Qwen2.5-Omni
+            or Qwen3-Omni (their thinkers), Idefics3, SmolVLM, Mistral3, LightOnOCR, LFM2-VL,
             MiniCPM-V 4.6 or PaddleOCR-VL of transformers.
         group: the data-parallel ranks, or a mesh of one dimension; None: all ranks. Without a process group,
             or of one rank, there is nothing to share and the model runs as it was.
         cost: work of a unit by its number of patches, in any one unit; None: its multiplications. Only the
-            vision towers of Qwen, GLM, Mistral3, LightOnOCR, LFM2-VL, MiniCPM-V and PaddleOCR-VL ask: units
-            of the others are all equal. Sounds of Qwen2.5-Omni and Qwen3-Omni, whose last window may be
-            shorter, are always divided by multiplications.
+            vision towers of Qwen, GLM, Gemma 4, Mistral3, LightOnOCR, LFM2-VL, MiniCPM-V and PaddleOCR-VL
+            ask: units of the others are all equal. Sounds of Qwen2.5-Omni, Qwen3-Omni and Gemma 4, which
+            differ in length, are always divided by multiplications.
 
     Returns:
         A handle: `loads` says what was shared, `remove()` undoes it.

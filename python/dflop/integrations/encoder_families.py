@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from dflop.integrations.encoder_gemma import GemmaSoundTower, GemmaTower
 from dflop.integrations.encoder_slices import SliceTower
 from dflop.integrations.encoder_tiles import (
     AdaptedTower,
@@ -393,6 +394,8 @@ TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "cohere2_vision": (SquaresTower,),
     "paligemma": (SquaresTower,),
     "gemma3": (SquaresTower,),
+    # Large models do not hear.
+    "gemma4": (GemmaTower, GemmaSoundTower),
     "glm4v": (GlmTower,),
     "glm4v_moe": (GlmTower,),
     "glm46v": (GlmTower,),
@@ -440,8 +443,10 @@ def find_families(model: nn.Module) -> list[TileTower]:
     for module in model.modules():
         kind = getattr(getattr(module, "config", None), "model_type", None)
         # The part of Qwen2.5-Omni and Qwen3-Omni that sees and hears has a configuration of its own.
-        towers = TOWERS.get(str(kind).removesuffix("_thinker"), ())
-        if towers and {tower.tower for tower in towers} <= dict(module.named_children()).keys():
+        known = TOWERS.get(str(kind).removesuffix("_thinker"), ())
+        held = dict(module.named_children()).keys()
+        towers = [tower for tower in known if not tower.is_optional or tower.tower in held]
+        if towers and {tower.tower for tower in towers} <= held:
             return [tower(module) for tower in towers]
     message = (
         f"`{type(model).__name__}` holds no model with an encoder of {', '.join(kinds)}: nothing to share out"

@@ -62,6 +62,10 @@ class TileTower:
     """Whether a user's cost, which goes by patches, is asked where units differ."""
     methods: ClassVar[tuple[str, ...]] = ("get_image_features", "get_video_features")
     """Those that call the tower once each, in the order in which the model calls them."""
+    positional: ClassVar[tuple[str, ...]] = ()
+    """Names of what the model gives the tower by place, behind its media."""
+    is_optional: ClassVar[bool] = False
+    """Whether there are models of the family without the tower."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

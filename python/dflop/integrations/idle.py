@@ -131,6 +131,8 @@ def _hand_on(
         for child in [*first, *others]:
             passed = child(token)
             token = token if any(child is one for one in unread) else passed
-        return token
+        # A number of its own: the hooks that FSDP puts on the results of a module and of its last child would
+        # run in the order of their registration, the child's first.
+        return token.clone()
 
     return forward

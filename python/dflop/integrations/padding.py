@@ -28,7 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dflop.integrations.backbone import backbone_of
 from dflop.models.backbone import TEXT_MODELS
 from dflop.models.delta_rule import CONVOLUTION, LINEAR, RULE, keep_samples_apart, linear_layers
-from dflop.models.layer_kinds import WITH_HEADS_OF_KINDS, WITH_WINDOWS, kinds_of_layers, window_of
+from dflop.models.layer_kinds import WITH_WINDOWS, kinds_of_layers, sees_pictures_whole, window_of
 from dflop.models.packing import TokensOfSamples, packed_attention
 from dflop.models.short_conv import CONV, WITH_SHORT_CONV, gets_bounds
 from dflop.models.sight import sights
@@ -43,8 +43,15 @@ IN_FORCE: WeakSet[Unpadded] = WeakSet()
 _NEEDS_OTHERS = ("softcap", "s_aux", "position_bias")
 """Arguments that change the scores of attention, which `packed_attention` does not know."""
 _KINDS_OF_LAYERS = frozenset(["full_attention", "sliding_attention"])
-_OF_EACH_LAYER = ("output_hidden_states", "output_attentions", "output_router_logits")
+_OF_EACH_LAYER = (
+    "output_hidden_states",
+    "output_attentions",
+    "output_router_logits",
+    "return_shared_kv_states",
+)
 """Results with an entry a token or layer, which the model's own code reads in the padded shape."""
+_EARLIER = ("past_key_values", "shared_kv_states")
+"""Arguments with keys and values that the call does not make."""
 
 
 class Unpadded:
@@ -66,6 +73,7 @@ class Unpadded:
         kinds = set(kinds_of_layers(config) or ())
         # Of layers that see windows here, where packed attention knows windows.
         self._windows = {window_of(config, kind) for kind in kinds}
+        self._whole = {window_of(config, kind) for kind in kinds if sees_pictures_whole(config, kind)}
         # What the model was given that makes masks before it calls the backbone, and the lengths found there.
         self._ahead: tuple[dict[str, Any], list[int] | None] | None = None
         # Where a call's real tokens are, from its begin to its end.
@@ -207,10 +215,10 @@ class Unpadded:
         self._place, self._has_attended = None, False
         given = {**dict(zip(self._names, args, strict=False)), **given}
         if self._ahead is None:
-            types, lengths = None, self._lengths(given, decoder.training)
+            places, lengths = None, self._lengths(given, decoder.training)
         else:
             before, lengths = self._ahead
-            types = before.get("token_type_ids")
+            places = _pictures(before)
             if lengths is not None:
                 given["attention_mask"] = before["attention_mask"]
         self._config._attn_implementation = self._before if lengths is None else self._packed
@@ -225,16 +233,26 @@ class Unpadded:
         found["position_ids"] = _positions(given.get("position_ids"), rows, batch, width)
         found["attention_mask"] = None
         found["use_cache"] = False
+        if "logits_to_keep" in given:
+            # Gemma 4 leaves out the first tokens of a row in its last layers. The whole model does it behind.
+            found["logits_to_keep"] = 0
         bounds = [0, *accumulate(lengths)]
         found["cu_seq_lens_q"] = torch.tensor(bounds, dtype=torch.int32, device=mask.device)
         found["segment_tokens"] = TokensOfSamples(lengths)
         if self._windows:
             # Pictures, where the model is told of them: Hugging Face's sees them whole then alone.
-            places_N = (
-                torch.zeros_like(rows, dtype=torch.bool) if types is None else types.flatten()[rows] == 1
+            if places is None or not self._whole:
+                places_N = torch.zeros_like(rows, dtype=torch.bool)
+            else:
+                places_N = places.flatten()[rows]
+            found["sights"] = sights(
+                self._windows,
+                places_N,
+                found["cu_seq_lens_q"],
+                lengths,
+                bool(places_N.any()),
+                self._whole,
             )
-            bounds_M, has_pictures = found["cu_seq_lens_q"], bool(places_N.any())
-            found["sights"] = sights(self._windows, places_N, bounds_M, lengths, has_pictures)
         # Positions in a cache, which there is none of.
         found.pop("cache_position", None)
         self._place = (rows, batch, width)
@@ -245,8 +263,9 @@ class Unpadded:
         mask = given.get("attention_mask")
         if not is_training or mask is None:
             return None
-        if given.get("past_key_values") is not None:
-            return self._tell("cache", "keys and values of earlier tokens are given (`past_key_values`)")
+        earlier = [name for name in _EARLIER if given.get(name) is not None]
+        if earlier:
+            return self._tell("cache", f"keys and values of earlier tokens are given (`{earlier[0]}`)")
         config = self._config
         asked = [name for name in _OF_EACH_LAYER if given.get(name, getattr(config, name, False))]
         if asked:
@@ -367,12 +386,22 @@ def _reason_against(decoder: Any, config: Any) -> str | None:
         return f"it has layers of kind `{others[0]}`, must be of {sorted(known)}"
     if config.model_type in WITH_SHORT_CONV and not gets_bounds():
         return "its short convolutions would mix the samples of a row in this transformers, 5.23 is needed"
-    if config.model_type in WITH_HEADS_OF_KINDS:
-        return "how its layers see pictures is not known here"
+    if (both := getattr(config, "use_bidirectional_attention", None)) not in (None, False, "vision"):
+        return f"its tokens see those behind them too (`use_bidirectional_attention: {both}`)"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "its attention has soft caps (`attn_logit_softcapping`)"
     if any(name.endswith("sinks") for name, _ in decoder.named_parameters()):
         return "its attention has sinks"
+    return None
+
+
+def _pictures(given: dict[str, Any]) -> torch.Tensor | None:
+    """Places of pictures, [B, T], where a Gemma is told of them."""
+    if (types := given.get("token_type_ids")) is not None:
+        return types == 1
+    if (types := given.get("mm_token_type_ids")) is not None:
+        # Of sounds they are 3.
+        return (types == 1) | (types == 2)
     return None
 
 

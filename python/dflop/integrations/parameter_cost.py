@@ -21,6 +21,11 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # What configurations call the experts of a layer, and those that a token reads.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")
+# What encodes sounds, where the model that holds it has an encoder of pictures too.
+_OF_SOUNDS = ("audio_tower", "embed_audio")
+_OF_PICTURES = ("vision_tower", "visual")
+# Linear maps that read a table of distances, not tokens (Gemma 4's sounds).
+_OF_DISTANCES = ("relative_k_proj",)
 
 
 @dataclass(frozen=True)
@@ -28,17 +33,19 @@ class ParameterCost:
     """Floating point operations of a sample in forward and backward; `dflop.costs` takes it as `cost`."""
 
     encoder_token: float
-    """Of an encoder token."""
+    """Of an encoder token; of pictures, where sounds have an encoder of their own."""
     llm_token: float
     """Of an LLM token, without what it sees of others."""
     llm_pair: float
     """Of two LLM tokens of which one sees the other."""
+    sound_token: float | None = None
+    """Of an encoder token of sounds, where they have an encoder of their own."""
 
     def __call__(self, tokens: Any) -> tuple[float, float]:
         """The cost of a sample.
 
         Args:
-            tokens: Its encoder tokens and its LLM tokens.
+            tokens: Its encoder tokens, each taken for one of `encoder_token`, and its LLM tokens.
 
         Returns:
             Of encoder and LLM.
@@ -57,7 +64,8 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
 
     Not counted: what encoder tokens see of each other, windows of the LLM's attention (all layers are taken
     to see the whole sample), the recurrence of linear attention, norms, embeddings, and forwards that
-    recomputation repeats. A projector is taken to read every encoder token.
+    recomputation repeats. A projector is taken to read every encoder token. Tables of embeddings, also those
+    of single layers (Gemma 4 E2B, E4B), are looked up and cost nothing.
 
     Args:
         model: of transformers, with or without adapters of peft, inside DDP or not. Its values are not read:
@@ -81,11 +89,20 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
             f"`{name}` has experts that are not side by side in one parameter, as transformers 5 has them"
         )
         raise ValueError(message)
-    encoder = _Component(whole, lambda module: id(module) not in of_llm, share=1.0)
+    of_sounds = _of_sounds(whole)
+    others = of_llm | of_sounds
+    encoder = _Component(whole, lambda module: id(module) not in others, share=1.0)
+    sounds = _Component(whole, lambda module: id(module) in of_sounds, share=1.0)
     llm = _Component(whole, lambda module: id(module) in of_llm, share=share)
-    is_reached = encoder.is_trained or any(weight.requires_grad for weight in decoder.parameters())
+    is_reached = encoder.is_trained or sounds.is_trained
+    is_reached |= any(weight.requires_grad for weight in decoder.parameters())
     squares = 2 * 2 * _width_of_heads(decoder) * (3 if is_reached else 1)
-    return ParameterCost(encoder.flops(is_reached=False), llm.flops(is_reached=is_reached), squares)
+    return ParameterCost(
+        encoder.flops(is_reached=False),
+        llm.flops(is_reached=is_reached),
+        squares,
+        sounds.flops(is_reached=False) if of_sounds else None,
+    )
 
 
 class _Component:
@@ -93,6 +110,9 @@ class _Component:
 
     def __init__(self, whole: nn.Module, is_part: Any, share: float) -> None:
         replaced = _replaced(whole)
+        for name, module in whole.named_modules():
+            if name.endswith(_OF_DISTANCES):
+                replaced |= {id(one) for one in module.modules()}
         self._maps = [
             (weight, count)
             for module in whole.modules()
@@ -113,6 +133,16 @@ class _Component:
             is_reached |= weight.requires_grad
             total += 2 * count * (1 + is_reached + weight.requires_grad)
         return total
+
+
+def _of_sounds(whole: nn.Module) -> set[int]:
+    """Modules of the encoder of sounds, where there is one of pictures beside it."""
+    found: set[int] = set()
+    for module in whole.modules():
+        held = dict(module.named_children())
+        if _OF_SOUNDS[0] in held and not held.keys().isdisjoint(_OF_PICTURES):
+            found |= {id(one) for name in _OF_SOUNDS if name in held for one in held[name].modules()}
+    return found
 
 
 def _maps(module: nn.Module, share: float) -> Iterator[tuple[torch.Tensor, float]]:

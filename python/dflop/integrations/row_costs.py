@@ -50,6 +50,7 @@ _MERGED_BY = {
     ("voxtral", "audio"): 4.0,
     ("qwen2_5_omni", "audio"): 2.0,
     ("qwen3_omni_moe", "audio"): 1.0,
+    ("gemma4", "audio"): 1.0,
 }
 _COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
 _LENGTHS = ("lengths", "length")
@@ -292,7 +293,12 @@ def _lengths_of_ids(rows: Any, name: str) -> list[int]:
 
 
 def _of_ids(rows: Any, model: nn.Module, name: str = "input_ids") -> list[tuple[float, int]]:
-    merged = _merged(unwrapped(model).config)
+    config, cost = unwrapped(model).config, cost_of_parameters(model)
+    merged = _merged(config)
+    if cost.sound_token is not None:
+        # As many tokens of the other encoder as cost the same.
+        for token in _ids_of(config, "audio"):
+            merged[token] *= cost.sound_token / cost.encoder_token
     shapes, num_media = [], 0
     for tokens, found in _batches_of_ids(rows, name):
         ends = np.cumsum(found)
@@ -340,13 +346,13 @@ def _batches_of_ids(rows: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarr
 
 def _merged(config: Any) -> dict[int, float]:
     """Encoder tokens behind one token of each medium, by the id of that token."""
-    found = {}
-    for kind in _MEDIA:
-        for name in (f"{kind}_token_id", f"{kind}_token_index"):
-            token = getattr(config, name, None)
-            if isinstance(token, int):
-                found[token] = _merged_of(config, kind)
-    return found
+    return {token: _merged_of(config, kind) for kind in _MEDIA for token in _ids_of(config, kind)}
+
+
+def _ids_of(config: Any, kind: str) -> list[int]:
+    """Ids of the token that stands for a feature."""
+    found = [getattr(config, f"{kind}_token_{field}", None) for field in ("id", "index")]
+    return [token for token in found if isinstance(token, int)]
 
 
 def _merged_of(config: Any, kind: str) -> float:

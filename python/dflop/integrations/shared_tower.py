@@ -201,7 +201,8 @@ class SharedTower:
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Media:
         names = ("pixel_values", "hidden_states", "input_features")
         rows = args[0] if args else next(kwargs.pop(name) for name in names if name in kwargs)
-        return self._family.media(rows, kwargs)
+        by_place = dict(zip(self._family.positional, args[1:], strict=True)) if args[1:] else {}
+        return self._family.media(rows, {**by_place, **kwargs})
 
     def _no_features(self, mine: Media) -> torch.Tensor:
         message = f"the tower was called with {tuple(mine.rows.shape)} rows, and no rank has any"

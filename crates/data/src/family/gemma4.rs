@@ -14,15 +14,17 @@
 //!
 //! Where the processor would fail, as for fewer frames than `num_frames`, what the user asks for ([`VideoSampling`]) helps:
 //! of it dflop reads at least one frame and at most all. If a file gives no rate, transformers writes times of 24 frames a
-//! second; we take frames over duration, and refuse a clip that gives neither. Sounds, which the smaller models read too, are
-//! not covered.
+//! second; we take frames over duration, and refuse a clip that gives neither. Sounds, which E2B and E4B read too, are in
+//! `gemma4_sounds.rs`.
 
 use super::fields::{CONFIG, Fields, SIDE_MAX, image_fields};
+use super::gemma4_sounds::{self, Sounds};
 use super::patches::EXACT_MAX;
 use super::qwen_vl::{clip_words, must_be_of, video_fields};
 use super::video_settings::{FRAMES_MAX, all_frames, check_clip, frame_rate};
 use super::{
     Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused,
+    whisper,
 };
 use crate::DataError;
 use crate::media::MediaKind;
@@ -180,6 +182,8 @@ pub struct Gemma4 {
     /// Features of an image, at most.
     image_budget: u32,
     videos: Videos,
+    /// `None`: the model does not hear.
+    sounds: Option<Sounds>,
 }
 
 impl Family for Gemma4 {
@@ -191,7 +195,8 @@ impl Family for Gemma4 {
         let (token, id_fields): (&str, &'static [&'static str]) = match kind {
             MediaKind::Image => ("<|image|>", &["image_token_id"]),
             MediaKind::Video => ("<|video|>", &["video_token_id"]),
-            MediaKind::Audio => return None,
+            MediaKind::Audio if self.sounds.is_none() => return None,
+            MediaKind::Audio => ("<|audio|>", &["audio_token_id"]),
         };
         Some(Marks {
             placeholder: token.to_owned(),
@@ -202,7 +207,9 @@ impl Family for Gemma4 {
     }
 
     fn special_texts(&self) -> Vec<String> {
-        [BEGIN, END].map(str::to_owned).to_vec()
+        let heard: &[&str] =
+            if self.sounds.is_some() { &[gemma4_sounds::BEGIN, gemma4_sounds::END] } else { &[] };
+        [BEGIN, END].iter().chain(heard).map(|text| (*text).to_owned()).collect()
     }
 
     fn image(&self, size: Size, _num_images: usize) -> Result<MediaShape, DataError> {
@@ -222,8 +229,15 @@ impl Family for Gemma4 {
         self.video_shape(clip, sampling).map_err(|rule| refused(FAMILY, clip_words(clip), &rule))
     }
 
-    fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
-        Err(refused(FAMILY, "a sound".to_owned(), "dflop does not read sounds of this family"))
+    fn audio(&self, sound: &Sound) -> Result<MediaShape, DataError> {
+        match &self.sounds {
+            Some(sounds) => sounds.shape(sound).map_err(|rule| whisper::refused(FAMILY, sound, rule)),
+            None => {
+                let rule =
+                    "the model does not hear: its configuration has no `audio_config`, as E2B and E4B have";
+                Err(refused(FAMILY, "a sound".to_owned(), rule))
+            }
+        }
     }
 }
 
@@ -290,7 +304,8 @@ impl Gemma4 {
         };
         let image_budget = budget(&image, 280)?;
         let videos = Videos::read(&video, budget(&video, 70)?)?;
-        Ok(Self { geometry: Geometry { patch, pool }, image_budget, videos })
+        let sounds = Sounds::from_files(files)?;
+        Ok(Self { geometry: Geometry { patch, pool }, image_budget, videos, sounds })
     }
 
     fn video_shape(&self, clip: &Clip, asked: VideoSampling) -> Result<MediaShape, String> {
@@ -343,7 +358,8 @@ mod tests {
         let text = |text: &str| Piece::Text(text.to_owned());
         assert_eq!(shape.pieces, [text("<|image>"), Piece::Features(256), text("<image|>")]);
         let error = rule.audio(&Sound { duration_s: 1.0, sample_rate: 16_000 }).unwrap_err().to_string();
-        assert!(error.contains("dflop does not read sounds of this family"), "{error}");
+        assert!(error.contains("the model does not hear"), "{error}");
+        assert!(rule.marks(MediaKind::Audio).is_none());
     }
 
     /// 70 features: 480 x 640 pixels become 347.8 x 463.7, 7 x 9 features.

@@ -9,6 +9,7 @@ mod clip;
 mod fields;
 mod gemma3;
 mod gemma4;
+mod gemma4_sounds;
 mod glm4v;
 mod glm4v_video;
 mod idefics3;

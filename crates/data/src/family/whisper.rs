@@ -41,6 +41,19 @@ pub(super) struct Extractor {
     transform: u64,
 }
 
+/// Samples of a sound at a rate of an extractor; a rule that the sound breaks.
+pub(super) fn samples_at(sound: &Sound, sample_rate: u64) -> Result<u64, String> {
+    if sound.sample_rate == 0 || !sound.duration_s.is_finite() || sound.duration_s < 0.0 {
+        return Err("its duration must be finite, its rate above 0".to_owned());
+    }
+    let at_source = (sound.duration_s * f64::from(sound.sample_rate)).round();
+    Ok(if u64::from(sound.sample_rate) == sample_rate {
+        at_source as u64
+    } else {
+        (at_source * (sample_rate as f64 / f64::from(sound.sample_rate))).ceil() as u64
+    })
+}
+
 impl Extractor {
     /// That of a model's files; `encoder` is the `model_type` that `audio_config` of `config` must have. Fields that are
     /// missing have the values transformers gives them.
@@ -79,15 +92,7 @@ impl Extractor {
 
     /// Samples of a sound at the extractor's rate; a rule that it breaks.
     pub(super) fn samples(&self, sound: &Sound) -> Result<u64, String> {
-        if sound.sample_rate == 0 || !sound.duration_s.is_finite() || sound.duration_s < 0.0 {
-            return Err("its duration must be finite, its rate above 0".to_owned());
-        }
-        let at_source = (sound.duration_s * f64::from(sound.sample_rate)).round();
-        Ok(if u64::from(sound.sample_rate) == self.sample_rate {
-            at_source as u64
-        } else {
-            (at_source * (self.sample_rate as f64 / f64::from(sound.sample_rate))).ceil() as u64
-        })
+        samples_at(sound, self.sample_rate)
     }
 
     /// `Ok` if a window is a whole number of mel frames: else frames of a long sound would not be those of its windows.
