@@ -133,6 +133,61 @@ fn padded_rows_are_simulated_and_said() {
     assert!(said.contains("--padded") && !said.contains("is_padded"), "{said}");
 }
 
+/// The demo's lengths differ in every way: what is advised has `remove_padding`, in the sentence and in the code.
+#[test]
+fn removed_padding_is_advised_where_it_pays() {
+    let session = Session::new();
+    session.profile_data();
+    let arguments =
+        [&["demo/data_profile.parquet", "--num-ranks", "4", "--batch-size", "4"][..], &ESTIMATED].concat();
+    let padded = [&arguments[..], &["--padded"]].concat();
+    let found = answer(&session, &padded);
+    assert_eq!((&found["advice"], &found["removes_padding"]), (&"line".into(), &true.into()), "{found}");
+    let mean = |ratio: &str| found[ratio]["mean"].as_f64().unwrap();
+    // Not by the second line, which adds less than 1 %.
+    assert!(mean("removed_ratio") > 1.01 * mean("line_ratio"), "{found}");
+    assert!(mean("both_removed_ratio") < 1.01 * mean("removed_ratio"), "{found}");
+    let said = screen(&session, &padded);
+    assert!(said.contains("add the first line and `remove_padding`: "), "{said}");
+    assert!(
+        said.contains("import remove_padding\n") && said.contains("    remove_padding(model)\n"),
+        "{said}"
+    );
+    assert!(!said.contains("is_padded"), "{said}");
+    assert_eq!(answer(&session, &arguments)["removes_padding"], false);
+}
+
+/// Frameworks pad, so `--padded` is what is simulated; without padding its own option for that stands in what is printed.
+#[test]
+fn frameworks_are_simulated_with_padding() {
+    let session = Session::new();
+    session.profile_data();
+    let arguments =
+        [&["demo/data_profile.parquet", "--num-ranks", "4", "--batch-size", "4"][..], &ESTIMATED].concat();
+    let with = |further: &[&str]| answer(&session, &[&arguments[..], further].concat());
+    let padded = with(&["--padded"]);
+    for (trainer, option) in [
+        ("swift", "register(remove_padding=True)"),
+        ("llamafactory", "  remove_padding: true"),
+        ("axolotl", "  remove_padding: true"),
+    ] {
+        let found = with(&["--trainer", trainer]);
+        assert_eq!(found["ways"], padded["ways"], "{trainer}");
+        let code = found["code"].as_array().unwrap();
+        assert!(code.iter().any(|line| line == option), "{found}");
+        let said = screen(&session, &[&arguments[..], &["--trainer", trainer]].concat());
+        assert!(said.contains(&format!("({trainer}; docs/frameworks.md says more)")), "{said}");
+    }
+    let flat = with(&["--trainer", "axolotl", "--padded=false"]);
+    assert_eq!(flat["ways"], with(&[])["ways"]);
+    assert!(flat["code"].as_array().unwrap().iter().any(|line| line == "batch_flattening: true"), "{flat}");
+    // Another spelling of the name.
+    assert_eq!(with(&["--trainer", "ms-swift"])["code"], with(&["--trainer", "swift"])["code"]);
+    let refused = [&arguments[..], &["--trainer", "llamafactory", "--padded=false"]].concat();
+    let said = session.dflop(&[&["advise"], &refused[..]].concat());
+    assert!(said.contains("status: 2") && said.contains("`--padded` is false, must be true"), "{said}");
+}
+
 /// A frozen encoder has less of the work, adapters leave the LLM less; a configuration says so by itself, and the code repeats it.
 #[test]
 fn what_trains_decides_what_samples_cost() {

@@ -87,6 +87,16 @@ fn a_report_of_another_thing_says_what_it_is() {
     assert!(said.contains("status: 0"), "{said}");
 }
 
+/// Another journal of the run in place of its schedules.
+#[test]
+fn a_replay_of_another_journal_names_the_schedules() {
+    let session = with_run(1.0);
+    let train = ["train", "-c", "demo/dflop.yaml", "--other-device", "--oversubscribe", "--out", "again"];
+    let said = session.dflop(&[&train[..], &["--replay", "demo/run/metrics.jsonl"]].concat());
+    assert!(said.contains("status: 2") && said.contains("`demo/run/metrics.jsonl` line 1: "), "{said}");
+    assert!(said.contains("hint: name the `schedules.jsonl` of a run"), "{said}");
+}
+
 /// A reader that left (`| head -1`) ends nothing and is no error: files are written, the status is that of the work.
 #[test]
 fn a_closed_pipe_is_no_error() {

@@ -20,6 +20,14 @@ pub(crate) enum Trainer {
     Accelerate,
     /// Lightning
     Lightning,
+    /// ms-swift
+    #[value(alias = "ms-swift")]
+    Swift,
+    /// LLaMA-Factory
+    #[value(name = "llamafactory", alias = "llama-factory")]
+    LlamaFactory,
+    /// Axolotl
+    Axolotl,
 }
 
 impl fmt::Display for Trainer {
@@ -32,6 +40,16 @@ impl Trainer {
     /// What its ranks wait for, by default.
     pub(crate) const fn meets(self) -> Meets {
         if matches!(self, Self::Fsdp2) { Meets::Phase } else { Meets::Step }
+    }
+
+    /// Whether it is told of the lines by options, counts costs itself, and pads rows unless it is told not to.
+    pub(crate) const fn is_framework(self) -> bool {
+        matches!(self, Self::Swift | Self::LlamaFactory | Self::Axolotl)
+    }
+
+    /// The page that says more.
+    pub(crate) const fn page(self) -> &'static str {
+        if self.is_framework() { "docs/frameworks.md" } else { "docs/integrations.md" }
     }
 }
 
@@ -48,6 +66,11 @@ pub(crate) struct Code {
     pub(crate) is_padded: bool,
     /// Whether the encoder is shared out, too.
     pub(crate) has_second_line: bool,
+    /// Whether rows are padded, and the layers of the LLM are to compute no padding.
+    pub(crate) removes_padding: bool,
+    pub(crate) num_ranks: u32,
+    /// Whether any of the encoder trains.
+    pub(crate) trains_encoder: bool,
 }
 
 /// A text as a Python literal.
@@ -78,27 +101,35 @@ fn broken(line: &str) -> Vec<String> {
 }
 
 impl Code {
-    /// Six to eight lines; with the second line two more, as under FSDP2 without it, and one more where a call is long.
+    /// Six to eight lines; with the second line two more, as under FSDP2 without it, with the third one, or two where it comes
+    /// alone, and one more where a call is long. Of a framework its options, three to eleven lines.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let mut lines = vec!["import dflop".to_owned()];
-        if self.has_second_line {
-            lines.push("from dflop.integrations import balance_encoder".to_owned());
+        if self.trainer.is_framework() {
+            return self.options();
         }
+        let mut lines = vec!["import dflop".to_owned()];
         let has_text_alone = self.trainer == Trainer::Fsdp2 && !self.has_second_line;
-        if has_text_alone {
-            lines.push("from dflop.integrations import attend_encoder".to_owned());
+        let of_model = [
+            (has_text_alone, "attend_encoder"),
+            (self.has_second_line, "balance_encoder"),
+            (self.removes_padding, "remove_padding"),
+        ];
+        let of_model: Vec<&str> =
+            of_model.into_iter().filter_map(|(has, name)| has.then_some(name)).collect();
+        if !of_model.is_empty() {
+            lines.push(format!("from dflop.integrations import {}", of_model.join(", ")));
         }
         lines.extend(self.imports().iter().map(|line| (*line).to_owned()));
         let alone = if self.has_second_line { ".llm_alone()" } else { "" };
         lines.push(format!("costs = dflop.costs({}){alone}", self.costs.join(", ")));
+        let model = if self.trainer == Trainer::Lightning { "self.model" } else { "model" };
         if self.has_second_line {
             let place = match self.trainer {
                 Trainer::Ddp | Trainer::Accelerate => "  # the model inside DDP",
                 Trainer::Fsdp2 => "  # before or after fully_shard",
-                Trainer::Transformers | Trainer::Trl => "",
                 Trainer::Lightning => "  # in on_fit_start",
+                _ => "",
             };
-            let model = if self.trainer == Trainer::Lightning { "self.model" } else { "model" };
             lines.push(format!("balance_encoder({model}){place}"));
         }
         if has_text_alone {
@@ -106,8 +137,17 @@ impl Code {
                 "attend_encoder(model)  # text alone hangs no rank; before or after fully_shard".to_owned(),
             );
         }
+        if self.removes_padding {
+            let place = if self.trainer == Trainer::Lightning { "  # in on_fit_start" } else { "" };
+            lines.push(format!("remove_padding({model}){place}"));
+        }
         lines.extend(self.body());
         lines.iter().flat_map(|line| broken(line)).collect()
+    }
+
+    /// Whether ranks meet in each microbatch, in which the work must be even: with the encoder shared out they do.
+    pub(super) fn is_phase(&self) -> bool {
+        self.meets == Meets::Phase || (self.has_second_line && self.accumulation > 1)
     }
 
     const fn imports(&self) -> &'static [&'static str] {
@@ -119,15 +159,15 @@ impl Code {
             Trainer::Transformers | Trainer::Trl => &["from dflop.integrations.transformers import balance"],
             Trainer::Accelerate => &[LOSS, "from dflop.integrations.accelerate import balanced"],
             Trainer::Lightning => &["from dflop.integrations.lightning import BalancedData"],
+            Trainer::Swift | Trainer::LlamaFactory | Trainer::Axolotl => &[],
         }
     }
 
     /// Where the batches come from, and the loss.
     fn body(&self) -> Vec<String> {
-        // With the encoder shared out ranks meet in each microbatch, in which the LLM's work must be even.
-        let is_phase = self.meets == Meets::Phase || (self.has_second_line && self.accumulation > 1);
-        let meets = if is_phase { ", meets=\"phase\"" } else { "" };
-        let meets = format!("{meets}{}", if self.is_padded { ", is_padded=True" } else { "" });
+        let meets = if self.is_phase() { ", meets=\"phase\"" } else { "" };
+        let is_padded = self.is_padded && !self.removes_padding;
+        let meets = format!("{meets}{}", if is_padded { ", is_padded=True" } else { "" });
         let size = format!("batch_size={}", self.batch_size);
         match self.trainer {
             Trainer::Ddp | Trainer::Fsdp2 => {
@@ -171,6 +211,7 @@ impl Code {
                 "# In training_step, which returns it:".to_owned(),
                 "loss = self.trainer.datamodule.token_loss(logits, batch[\"labels\"], batch_idx)".to_owned(),
             ],
+            Trainer::Swift | Trainer::LlamaFactory | Trainer::Axolotl => Vec::new(),
         }
     }
 }
@@ -190,7 +231,15 @@ mod tests {
             meets: trainer.meets(),
             is_padded: false,
             has_second_line,
+            removes_padding: false,
+            num_ranks: 2,
+            trains_encoder: true,
         }
+    }
+
+    /// Trainers that are told of the lines in Python.
+    fn of_loops() -> impl Iterator<Item = Trainer> {
+        Trainer::value_variants().iter().copied().filter(|trainer| !trainer.is_framework())
     }
 
     /// The page shows what the command prints: the first line for each trainer, both for one where ranks meet in phases.
@@ -199,7 +248,7 @@ mod tests {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/integrations.md");
         let page = std::fs::read_to_string(page).unwrap();
         let shown = |code: &Code| page.contains(&format!("```python\n{}\n```\n", code.lines().join("\n")));
-        for &trainer in Trainer::value_variants() {
+        for trainer in of_loops() {
             let first = code(trainer, false);
             assert!(shown(&first), "not in docs/integrations.md:\n{}", first.lines().join("\n"));
             // Of both lines, what is new.
@@ -209,13 +258,20 @@ mod tests {
             for line in new {
                 assert!(page.contains(line.as_str()), "not in docs/integrations.md: {line}");
             }
+            // And of the third line, wherever it stands.
+            let removed = Code { is_padded: true, removes_padding: true, ..code(trainer, true) }.lines();
+            let new: Vec<&String> = removed.iter().filter(|line| !both.contains(line)).collect();
+            assert_eq!(new.len(), 2, "{new:?}");
+            assert_eq!(new[0], "from dflop.integrations import balance_encoder, remove_padding");
+            assert!(page.contains(new[1].as_str()), "not in docs/integrations.md: {new:?}");
+            assert!(!removed.join("\n").contains("is_padded"), "{removed:?}");
         }
         assert!(shown(&code(Trainer::Fsdp2, true)), "{}", code(Trainer::Fsdp2, true).lines().join("\n"));
     }
 
     #[test]
     fn six_to_eight_lines_of_a_screen() {
-        for &trainer in Trainer::value_variants() {
+        for trainer in of_loops() {
             let of_text_alone = if trainer == Trainer::Fsdp2 { 2 } else { 0 };
             for (has_second_line, most) in [(false, 8 + of_text_alone), (true, 11)] {
                 let lines = Code { accumulation: 16, ..code(trainer, has_second_line) }.lines();
@@ -227,7 +283,7 @@ mod tests {
 
     #[test]
     fn padded_rows_are_told_to_the_first_line() {
-        for &trainer in Trainer::value_variants() {
+        for trainer in of_loops() {
             let lines =
                 Code { is_padded: true, meets: Meets::Phase, accumulation: 16, ..code(trainer, true) }
                     .lines();

@@ -14,28 +14,42 @@ pub(crate) struct Gains {
     pub(crate) both: Estimate,
     /// Its step over that of the first line with `remove_padding`; `None` where rows are not padded.
     pub(crate) removed: Option<Estimate>,
+    /// Its step over that of both lines with `remove_padding`, likewise.
+    pub(crate) both_removed: Option<Estimate>,
 }
 
-/// What is worth adding.
+/// Which of the first two lines are worth adding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Advice {
-    Nothing,
-    Line,
+pub(crate) enum Lines {
+    None,
+    First,
     Both,
 }
 
-impl Advice {
+impl Lines {
     /// Its name in JSON.
     pub(crate) const fn key(self) -> &'static str {
         match self {
-            Self::Nothing => "nothing",
-            Self::Line => "line",
+            Self::None => "nothing",
+            Self::First => "line",
             Self::Both => "both",
         }
     }
 }
 
-/// A gain below this is not worth a change of code, and the second line not worth its own.
+/// What is worth adding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Advice {
+    pub(crate) lines: Lines,
+    /// Whether the third line, `remove_padding`, is worth adding to them.
+    pub(crate) removes_padding: bool,
+}
+
+impl Advice {
+    pub(crate) const NOTHING: Self = Self { lines: Lines::None, removes_padding: false };
+}
+
+/// A gain below this is not worth a change of code, and no further line worth its own.
 const GAIN_MIN: f64 = 1.01;
 
 impl Gains {
@@ -46,25 +60,32 @@ impl Gains {
         let others = all.iter().filter(|simulated| simulated.way.is_other());
         let best = others.min_by(|a, b| a.over_bound.mean.total_cmp(&b.over_bound.mean));
         let best = best.map_or(Way::Arrival, |simulated| simulated.way);
-        let has_removed = all.iter().any(|simulated| simulated.way == Way::Removed);
+        let over = |way| all.iter().any(|simulated| simulated.way == way).then(|| of(best).over(of(way)));
         Self {
             best,
             line: of(best).over(of(Way::Line)),
             both: of(best).over(of(Way::Both)),
-            removed: has_removed.then(|| of(best).over(of(Way::Removed))),
+            removed: over(Way::Removed),
+            both_removed: over(Way::BothRemoved),
         }
     }
 
-    /// A line pays where its gain is 1 % at least and certain; the second where it adds as much, and can be had.
+    /// A line pays where its gain is 1 % at least and certain; a further one where it adds as much, and can be had.
     pub(crate) fn advice(&self, has_second_line: bool) -> Advice {
-        let pays = |gain: Estimate| gain.mean >= GAIN_MIN && gain.low() > 1.0;
-        let second = if pays(self.line) { self.line.mean * GAIN_MIN } else { GAIN_MIN };
-        if has_second_line && pays(self.both) && self.both.mean >= second {
-            Advice::Both
-        } else if pays(self.line) {
-            Advice::Line
-        } else {
-            Advice::Nothing
+        let (mut found, mut enough) = (Advice::NOTHING, GAIN_MIN);
+        let all = [
+            (Lines::First, false, Some(self.line)),
+            (Lines::Both, false, Some(self.both)),
+            (Lines::First, true, self.removed),
+            (Lines::Both, true, self.both_removed),
+        ];
+        for (lines, removes_padding, gain) in all {
+            let can_be_had = has_second_line || lines != Lines::Both;
+            if let Some(gain) = gain.filter(|gain| can_be_had && gain.mean >= enough && gain.low() > 1.0) {
+                found = Advice { lines, removes_padding };
+                enough = gain.mean * GAIN_MIN;
+            }
         }
+        found
     }
 }

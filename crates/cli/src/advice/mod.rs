@@ -3,6 +3,7 @@
 
 pub(crate) mod code;
 pub(crate) mod estimate;
+mod frameworks;
 pub(crate) mod gains;
 pub(crate) mod step_times;
 pub(crate) mod ways;

@@ -49,13 +49,23 @@ pub(crate) enum Way {
     Removed,
     /// Both lines: the encoder's work shared out over the ranks, and the LLM's balanced.
     Both,
+    /// Both lines where rows are padded, and the layers of the LLM compute no padding.
+    BothRemoved,
 }
 
 impl Way {
     /// Without padding there is nothing to rebalance by it, nor to remove.
     pub(crate) const ALL: [Self; 5] = [Self::Arrival, Self::Grouped, Self::Packed, Self::Line, Self::Both];
-    pub(crate) const PADDED: [Self; 7] =
-        [Self::Arrival, Self::Grouped, Self::Packed, Self::Rebalanced, Self::Line, Self::Both, Self::Removed];
+    pub(crate) const PADDED: [Self; 8] = [
+        Self::Arrival,
+        Self::Grouped,
+        Self::Packed,
+        Self::Rebalanced,
+        Self::Line,
+        Self::Both,
+        Self::Removed,
+        Self::BothRemoved,
+    ];
 
     /// Its name for people.
     pub(crate) const fn name(self) -> &'static str {
@@ -67,6 +77,7 @@ impl Way {
             Self::Removed => "first, no padding",
             Self::Line => "first line",
             Self::Both => "both lines",
+            Self::BothRemoved => "both, no padding",
         }
     }
 
@@ -80,12 +91,23 @@ impl Way {
             Self::Removed => "removed",
             Self::Line => "line",
             Self::Both => "both",
+            Self::BothRemoved => "both_removed",
         }
     }
 
     /// Whether dflop is not needed for it.
     pub(crate) const fn is_other(self) -> bool {
         matches!(self, Self::Arrival | Self::Grouped | Self::Packed | Self::Rebalanced)
+    }
+
+    /// Whether the encoder's work is shared out.
+    const fn is_shared(self) -> bool {
+        matches!(self, Self::Both | Self::BothRemoved)
+    }
+
+    /// Whether the layers of the LLM compute no padding, though rows are padded.
+    const fn removes_padding(self) -> bool {
+        matches!(self, Self::Removed | Self::BothRemoved)
     }
 }
 
@@ -158,7 +180,7 @@ impl Mixture {
         let ways = if ranks.is_padded { &Way::PADDED[..] } else { &Way::ALL };
         let mut all = Vec::with_capacity(ways.len());
         for &way in ways {
-            let ranks = Setup { is_padded: ranks.is_padded && way != Way::Removed, ..ranks };
+            let ranks = Setup { is_padded: ranks.is_padded && !way.removes_padding(), ..ranks };
             let sorted = (way == Way::Grouped).then(|| self.grouped());
             let batches = sorted.as_ref().unwrap_or(&self.batches);
             let mut step_ns = Vec::with_capacity(batches.len());
@@ -230,13 +252,13 @@ impl Mixture {
             Way::Rebalanced => self.rebalanced(batch, ranks)?,
             Way::Line | Way::Removed => self.costs.buckets(batch, &cut(ranks.meets))?,
             // To share out the encoder's work of a microbatch, all ranks meet.
-            Way::Both => self.llm_alone.buckets(batch, &cut(Meets::Phase))?,
+            Way::Both | Way::BothRemoved => self.llm_alone.buckets(batch, &cut(Meets::Phase))?,
         })
     }
 
     /// What the ranks take for the buckets of a batch, in nanoseconds.
     fn step_ns(&self, way: Way, buckets: &[Vec<u32>], ranks: Setup) -> u64 {
-        if way == Way::Both {
+        if way.is_shared() {
             return self.shared_ns(buckets, ranks);
         }
         let encoder =
@@ -348,7 +370,7 @@ pub(crate) fn units_ns(encoder_ns: u64, segments: &[(u32, u32)]) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gains::{Advice, Gains};
+    use super::super::gains::{Advice, Gains, Lines};
     use super::*;
 
     const TWO: Setup =
@@ -394,15 +416,18 @@ mod tests {
         // lines each rank takes 4 on the encoder, and then the slower one 8 on the LLM.
         let found = ratios(&four, Setup { is_padded: true, ..TWO });
         // Rebalanced by tokens, 5 and 4 | 3 and 1, is grouped's cut; without padding the line takes 10.
-        assert_eq!(found, [1.6, 1.4, 1.6, 1.4, 1.0, 1.2, 1.0]);
+        // Both lines without padding take 4 on the encoder and 6 on the LLM.
+        assert_eq!(found, [1.6, 1.4, 1.6, 1.4, 1.0, 1.2, 1.0, 1.0]);
 
         let gains = |ranks| Gains::of(&four.simulate(ranks, 0).unwrap());
         let (step, phase) = (gains(TWO), gains(phase));
         assert_eq!((step.best, step.line.mean, step.both.mean), (Way::Grouped, 1.2, 1.2));
         assert_eq!((phase.line.mean, phase.both.mean), (1.0, 1.2));
         // The second line adds nothing to the first where ranks meet once a step, and is all there is in phases.
-        assert_eq!((step.advice(true), phase.advice(true)), (Advice::Line, Advice::Both));
-        assert_eq!((step.advice(false), phase.advice(false)), (Advice::Line, Advice::Nothing));
+        let advised = |gains: &Gains, has_second_line| gains.advice(has_second_line).lines;
+        assert_eq!((advised(&step, true), advised(&phase, true)), (Lines::First, Lines::Both));
+        assert_eq!((advised(&step, false), advised(&phase, false)), (Lines::First, Lines::None));
+        assert!(!step.advice(true).removes_padding && !phase.advice(true).removes_padding);
     }
 
     /// One rank-step of two microbatches is one sum where ranks meet once, and two waits where they meet in each.
@@ -424,7 +449,7 @@ mod tests {
                 let equal = mixture(&[2; 16], &[3; 16], &[7; 16], 1);
                 let ranks = Setup { num_ranks: 4, batch_size: 4 / accumulation, accumulation, meets, ..TWO };
                 assert_eq!(ratios(&equal, ranks), [1.0; 5], "{ranks:?}");
-                assert_eq!(Gains::of(&equal.simulate(ranks, 0).unwrap()).advice(true), Advice::Nothing);
+                assert_eq!(Gains::of(&equal.simulate(ranks, 0).unwrap()).advice(true), Advice::NOTHING);
             }
         }
     }

@@ -186,6 +186,7 @@ pub(crate) struct EstimateRuns {
 const ADVISE_EXAMPLE: &str = r#"Examples:
   dflop advise --model qwen2.5-vl-7b --hardware h100 --num-ranks 64 --batch-size 4
   dflop advise dflop.yaml --trainer fsdp2
+  dflop advise dflop.yaml --trainer axolotl
   python -c 'import dflop; dflop.costs("data_profile.parquet").write_csv("costs.csv")'
   dflop advise data_profile.parquet --costs costs.csv --num-ranks 64
   printf 'step,rank,ms\n0,0,310\n0,1,455\n1,0,390\n1,1,402\n' > log.csv
@@ -221,9 +222,10 @@ pub(crate) struct Advise {
     #[arg(long, value_enum)]
     pub(crate) meets: Option<RanksMeet>,
     /// Your collation pads the rows of a microbatch to its longest, and the model computes the padding: each way is simulated so,
-    /// and the first line is told of it
-    #[arg(long)]
-    pub(crate) padded: bool,
+    /// and the first line is told of it, or padding is removed [default: true for swift, llamafactory and axolotl, which pad;
+    /// --padded=false: with --padding_free of ms-swift or batch_flattening of Axolotl]
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) padded: Option<bool>,
     /// The trainer to write the lines for
     #[arg(long, value_enum, default_value_t = Trainer::Ddp)]
     pub(crate) trainer: Trainer,

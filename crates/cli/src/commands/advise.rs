@@ -3,9 +3,9 @@
 use super::advise_inputs::{Basis, Inputs, Survey, microbatches};
 use super::counted;
 use crate::Failure;
-use crate::advice::code::{Code, quoted};
+use crate::advice::code::{Code, Trainer, quoted};
 use crate::advice::estimate::Estimate;
-use crate::advice::gains::{Advice, Gains};
+use crate::advice::gains::{Advice, Gains, Lines};
 use crate::advice::step_times::{StepTimes, Waiting};
 use crate::advice::ways::{Setup, Simulated, Way};
 use crate::args;
@@ -62,7 +62,7 @@ struct Advised {
     /// Work of the costliest sample, in nanoseconds.
     largest_ns: f64,
     are_alike: bool,
-    trainer: String,
+    trainer: Trainer,
     code: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ impl Advised {
         let gains = Gains::of(all);
         let family = FAMILIES.iter().find(|family| family.model_type == survey.family);
         let is_shared = family.is_some_and(|family| family.has_shared_encoder);
-        let lacks_family = gains.advice(true) == Advice::Both && !is_shared;
+        let lacks_family = gains.advice(true).lines == Lines::Both && !is_shared;
         let advice = gains.advice(!lacks_family);
         let batches = &survey.mixture.batches;
         let bounds = batches.iter().map(|batch| survey.mixture.bound_ns(batch, ranks));
@@ -87,7 +87,10 @@ impl Advised {
             accumulation: ranks.accumulation,
             meets: ranks.meets,
             is_padded: ranks.is_padded,
-            has_second_line: advice == Advice::Both,
+            has_second_line: advice.lines == Lines::Both,
+            removes_padding: advice.removes_padding,
+            num_ranks: ranks.num_ranks,
+            trains_encoder: inputs.trained.encoder,
         };
         Self {
             ranks,
@@ -99,8 +102,8 @@ impl Advised {
             num_giants: work_ns.iter().filter(|ns| **ns > bound_ns).count(),
             largest_ns: work_ns.iter().copied().fold(0.0, f64::max),
             are_alike: variance.sqrt() < ALIKE * mean,
-            trainer: arguments.trainer.to_string(),
-            code: if advice == Advice::Nothing { Vec::new() } else { code.lines() },
+            trainer: arguments.trainer,
+            code: if advice == Advice::NOTHING { Vec::new() } else { code.lines() },
         }
     }
 
@@ -129,6 +132,7 @@ impl Advised {
                 Way::Line => self.gains.line.times(),
                 Way::Both => self.gains.both.times(),
                 Way::Removed => self.gains.removed.map_or_else(String::new, Estimate::times),
+                Way::BothRemoved => self.gains.both_removed.map_or_else(String::new, Estimate::times),
                 way if way == self.gains.best => "best other way".to_owned(),
                 _ => String::new(),
             };
@@ -151,7 +155,7 @@ impl Advised {
             print_wrapped(&sentence);
         }
         if !self.code.is_empty() {
-            outln!("\nadd to your trainer ({}; docs/integrations.md says more):", self.trainer);
+            outln!("\nadd to your trainer ({}; {} says more):", self.trainer, self.trainer.page());
             for line in &self.code {
                 outln!("    {line}");
             }
@@ -160,24 +164,38 @@ impl Advised {
 
     /// What to do.
     fn verdict(&self) -> String {
-        let Gains { best, line, both, .. } = self.gains;
+        let Gains { best, line, both, removed, both_removed } = self.gains;
         let best_way = format!("{}, the best other way", best.name());
-        let mut text = match self.advice {
-            Advice::Nothing => format!(
+        let of = |gain: Option<Estimate>| gain.map_or_else(String::new, Estimate::times);
+        let mut text = match (self.advice.lines, self.advice.removes_padding) {
+            (Lines::None, _) => format!(
                 "nothing to gain: the first line is {} as fast as {best_way}, both lines {}.",
                 line.times(),
                 both.times()
             ),
-            Advice::Line => format!("add the first line: {} as fast as {best_way}.", line.times()),
-            Advice::Both => format!(
+            (Lines::First, false) => {
+                format!("add the first line: {} as fast as {best_way}.", line.times())
+            }
+            (Lines::Both, false) => format!(
                 "add both lines: {} as fast as {best_way}; the first alone {}.",
                 both.times(),
                 line.times()
             ),
+            (Lines::First, true) => format!(
+                "add the first line and `remove_padding`: {} as fast as {best_way}; with the padding {}.",
+                of(removed),
+                line.times()
+            ),
+            (Lines::Both, true) => format!(
+                "add both lines and `remove_padding`: {} as fast as {best_way}; with the padding {}, without the second line {}.",
+                of(both_removed),
+                both.times(),
+                of(removed)
+            ),
         };
         if self.lacks_family {
             text += " Both lines would give more, but `balance_encoder` does not know this family.";
-        } else if self.advice == Advice::Line {
+        } else if self.advice.lines == Lines::First {
             text += " The second line adds nothing worth its code.";
         }
         if best == Way::Grouped {
@@ -253,7 +271,9 @@ impl Advised {
             "line_ratio": estimate(self.gains.line),
             "both_ratio": estimate(self.gains.both),
             "removed_ratio": self.gains.removed.map(estimate),
-            "advice": self.advice.key(),
+            "both_removed_ratio": self.gains.both_removed.map(estimate),
+            "advice": self.advice.lines.key(),
+            "removes_padding": self.advice.removes_padding,
             "are_alike": self.are_alike,
             "num_giants": self.num_giants,
             "largest": {"id": survey.largest.0, "kind": survey.largest.1, "step_share": self.largest_share()},
@@ -268,19 +288,29 @@ const PADDING_RATIO_MIN: f64 = 1.05;
 /// What padding adds, if the user's collation pads, and what helps; `None` where it adds little and nobody asked.
 fn padding(all: &[Simulated], advice: Advice, gains: Gains) -> Option<String> {
     let of = |way: Way| all.iter().find(|simulated| simulated.way == way)?.padding_ratio;
-    let (chosen, what) = match advice {
-        Advice::Nothing => (of(Way::Arrival)?, "a microbatch in arrival order"),
-        Advice::Line => (of(Way::Line)?, "a microbatch of the first line"),
-        Advice::Both => (of(Way::Both)?, "a microbatch of both lines"),
+    let (chosen, what) = match advice.lines {
+        Lines::None => (of(Way::Arrival)?, "a microbatch in arrival order"),
+        Lines::First => (of(Way::Line)?, "a microbatch of the first line"),
+        Lines::Both => (of(Way::Both)?, "a microbatch of both lines"),
     };
     if let Some(removed) = gains.removed {
-        return Some(format!(
-            "padded, {what} has {} tokens for each real one. With `dflop.integrations.remove_padding(model)`, which computes the \
-             real ones alone, and without `is_padded`, the first line is {} as fast as {}.",
-            number::number(chosen),
-            removed.times(),
-            gains.best.name()
-        ));
+        // Without the third line batches are such that they have less of it.
+        let (chosen, what) = if advice.removes_padding {
+            (of(Way::Arrival)?, "a microbatch in arrival order")
+        } else {
+            (chosen, what)
+        };
+        let text = format!("padded, {what} has {} tokens for each real one.", number::number(chosen));
+        return Some(if advice.removes_padding {
+            format!("{text} `dflop.integrations.remove_padding` computes the real ones alone.")
+        } else {
+            format!(
+                "{text} With `dflop.integrations.remove_padding(model)`, which computes the real ones alone, and without \
+                 `is_padded`, the first line is {} as fast as {}.",
+                removed.times(),
+                gains.best.name()
+            )
+        });
     }
     (chosen >= PADDING_RATIO_MIN).then(|| {
         let grouped = of(Way::Grouped).map_or_else(String::new, |ratio| {

@@ -4,6 +4,7 @@ use super::cost_table::Table;
 use super::costs::{model_of, trained_of};
 use super::counted;
 use crate::Failure;
+use crate::advice::code::Trainer;
 use crate::advice::ways::{Mixture, Setup, units_ns};
 use crate::args::{self, RanksMeet};
 use crate::config::{self, Config};
@@ -68,7 +69,13 @@ impl Inputs {
         let data = config.map_or(given, |config| config.directory.join(table::FILE_NAME));
         // The samples first: without them costs say nothing.
         table::header(&data)?;
-        let is_padded = arguments.padded;
+        let is_padded = arguments.padded.unwrap_or(arguments.trainer.is_framework());
+        if !is_padded && arguments.trainer == Trainer::LlamaFactory {
+            return Err(Failure::new(
+                "`--padded` is false, must be true with `--trainer llamafactory`: it pads the rows of each microbatch".to_owned(),
+                Some("leave `--padded` out".to_owned()),
+            ));
+        }
         Ok(Self { data, trained, ranks: Setup { num_ranks, batch_size, accumulation, meets, is_padded } })
     }
 }
