@@ -230,14 +230,12 @@ impl Family for Gemma4 {
     }
 
     fn audio(&self, sound: &Sound) -> Result<MediaShape, DataError> {
-        match &self.sounds {
-            Some(sounds) => sounds.shape(sound).map_err(|rule| whisper::refused(FAMILY, sound, rule)),
-            None => {
-                let rule =
-                    "the model does not hear: its configuration has no `audio_config`, as E2B and E4B have";
-                Err(refused(FAMILY, "a sound".to_owned(), rule))
-            }
-        }
+        let Some(sounds) = &self.sounds else {
+            let rule =
+                "the model does not hear: its configuration has no `audio_config`, as E2B and E4B have";
+            return Err(refused(FAMILY, "a sound".to_owned(), rule));
+        };
+        sounds.shape(sound).map_err(|rule| whisper::refused(FAMILY, sound, rule))
     }
 }
 

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn made(audio: Value, extractor: Value) -> Result<Option<Sounds>, DataError> {
+    fn made(audio: &Value, extractor: &Value) -> Result<Option<Sounds>, DataError> {
         let config = json!({"model_type": "gemma4", "audio_config": audio});
         let preprocessor = json!({"feature_extractor": extractor});
         Sounds::from_files(&FamilyFiles { config, preprocessor, ..FamilyFiles::default() })
@@ -132,7 +132,7 @@ mod tests {
     /// A second: a frame ends at 320 - 160 + 1 samples, and one every 160 behind; 30 s are 750 tokens.
     #[test]
     fn sounds_by_hand() {
-        let rule = made(json!({}), json!({})).unwrap().unwrap();
+        let rule = made(&json!({}), &json!({})).unwrap().unwrap();
         let tokens = |samples: u32| {
             let sound = Sound { duration_s: f64::from(samples) / 16_000.0, sample_rate: 16_000 };
             rule.shape(&sound).map(|shape| shape.feature_tokens())
@@ -155,9 +155,9 @@ mod tests {
 
     #[test]
     fn fields_that_disagree_are_named() {
-        assert_eq!(made(Value::Null, json!({"feature_size": 3})).unwrap(), None);
+        assert_eq!(made(&Value::Null, &json!({"feature_size": 3})).unwrap(), None);
         let small = json!({"subsampling_conv_channels": [8, 4]});
-        assert!(made(small.clone(), json!({"feature_size": 8})).unwrap().is_some());
+        assert!(made(&small, &json!({"feature_size": 8})).unwrap().is_some());
         for (audio, extractor, expected) in [
             (json!({"model_type": "whisper"}), json!({}), "`audio_config.model_type`"),
             (small, json!({}), "`feature_size` is missing, the encoder reads 8 mel bins"),
@@ -174,7 +174,7 @@ mod tests {
                 "`feature_extractor_type`",
             ),
         ] {
-            let error = made(audio, extractor).unwrap_err().to_string();
+            let error = made(&audio, &extractor).unwrap_err().to_string();
             assert!(error.contains(expected), "{expected}: {error}");
         }
     }
