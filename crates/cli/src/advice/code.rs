@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use dflop_schedule::Meets;
+use dflop_types::Trained;
 use serde_json::json;
 use std::fmt;
 
@@ -69,8 +70,8 @@ pub(crate) struct Code {
     /// Whether rows are padded, and the layers of the LLM are to compute no padding.
     pub(crate) removes_padding: bool,
     pub(crate) num_ranks: u32,
-    /// Whether any of the encoder trains.
-    pub(crate) trains_encoder: bool,
+    /// What trains.
+    pub(crate) trained: Trained,
 }
 
 /// A text as a Python literal.
@@ -233,7 +234,7 @@ mod tests {
             has_second_line,
             removes_padding: false,
             num_ranks: 2,
-            trains_encoder: true,
+            trained: Trained::default(),
         }
     }
 

@@ -46,7 +46,7 @@ impl Code {
             }
             Trainer::LlamaFactory => {
                 let mut lines = self.section();
-                if self.has_second_line && self.trains_encoder {
+                if self.has_second_line && self.trained.encoder {
                     lines.push("use_reentrant_gc: false  # with a trained encoder".to_owned());
                 }
                 if !lines.is_empty() {
@@ -79,6 +79,7 @@ mod tests {
     use super::*;
     use clap::ValueEnum;
     use dflop_schedule::Meets;
+    use dflop_types::Trained;
 
     fn frameworks() -> impl Iterator<Item = Trainer> {
         Trainer::value_variants().iter().copied().filter(|trainer| trainer.is_framework())
@@ -95,7 +96,7 @@ mod tests {
             has_second_line: false,
             removes_padding: false,
             num_ranks: 8,
-            trains_encoder: true,
+            trained: Trained::default(),
         }
     }
 
@@ -133,8 +134,10 @@ mod tests {
         let flat = |trainer| Code { is_padded: false, ..code(trainer) }.lines().join("\n");
         assert!(flat(Trainer::Swift).ends_with("dflop --padding_free true"));
         assert!(flat(Trainer::Axolotl).ends_with("batch_flattening: true"));
-        let factory =
-            |trains_encoder| Code { has_second_line: true, trains_encoder, ..code(Trainer::LlamaFactory) };
+        let factory = |encoder| {
+            let trained = Trained { encoder, ..Trained::default() };
+            Code { has_second_line: true, trained, ..code(Trainer::LlamaFactory) }
+        };
         assert!(factory(true).lines().join("\n").contains("use_reentrant_gc: false"));
         assert!(!factory(false).lines().join("\n").contains("use_reentrant_gc"));
         let many = Code { num_ranks: 64, ..code(Trainer::LlamaFactory) }.lines();

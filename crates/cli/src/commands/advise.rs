@@ -90,7 +90,7 @@ impl Advised {
             has_second_line: advice.lines == Lines::Both,
             removes_padding: advice.removes_padding,
             num_ranks: ranks.num_ranks,
-            trains_encoder: inputs.trained.encoder,
+            trained: inputs.trained,
         };
         Self {
             ranks,
