@@ -58,7 +58,7 @@ def profile(
         folder: An empty one, for the copy and the profile.
         media_root: Where relative paths of media start; None: the working directory, as of `datasets`.
         columns: `data.columns` of the configuration.
-        ignore: `data.ignore` of it; a column that `columns` names is read.
+        ignore: With `columns`: those that are not read without a word, but for columns that it names.
 
     Returns:
         The profile's path; notices, for example of fields that are not read; and the row of the profile that
@@ -182,13 +182,12 @@ def _config(
     if _has_no_rule(directory):
         # Its own processor is asked.
         model["family"] = PROCESSOR
-    source: dict[str, Any] = {"path": str(data)}
+    mixture = data
     if columns:
-        source["columns"] = columns
-    if unread := [name for name in ignore if name not in (columns or {}).values()]:
-        source["ignore"] = unread
-    mixture = data.with_name("mixture.yaml")
-    mixture.write_text(json.dumps({"datasets": [source]}))
+        unread = [name for name in ignore if name not in columns.values()]
+        source = {"path": str(data), "columns": columns, "ignore": unread}
+        mixture = data.with_name("mixture.yaml")
+        mixture.write_text(json.dumps({"datasets": [source]}))
     of_data = {"mixture": str(mixture), "media_root": str(media_root)}
     return json.dumps({"model": model, "data": of_data})
 
@@ -201,15 +200,19 @@ def _profiled(data: Path, config: str, folder: Path) -> tuple[Path, list[str]]:
     if done.returncode:
         raise _refusal(done.stderr.strip(), data)
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-    # The source is called by its folder's name.
-    told = [line.replace(f"`{data.name}`, ", "the dataset, ", 1) for line in lines]
+    # The source is called by its folder's name, or in a mixture by its path.
+    named = [f"`{data.name}`, ", f"`{data}`, "]
+    told = [
+        line.replace(named[0], "the dataset, ", 1).replace(named[1], "the dataset, ", 1) for line in lines
+    ]
     notices = [line.removeprefix("notice: ") for line in told if line.startswith("notice: ")]
     return folder / "data_profile.parquet", notices
 
 
 def _refusal(told: str, data: Path) -> ProfileError:
     """What the verb says, without a file that is gone by then and a configuration that nobody has."""
-    told, _, hint = told.replace(f"`{data}`", "the dataset").partition("\n\nhint: ")
+    told = told.replace(f"`{data}`", "the dataset").replace(str(data), "the dataset")
+    told, _, hint = told.partition("\n\nhint: ")
     lines = [line for line in told.splitlines() if not line.startswith("  all of them: ")]
     error = ProfileError("the dataset cannot be profiled: " + "\n".join(lines))
     if hint:

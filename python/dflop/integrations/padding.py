@@ -25,7 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dflop.integrations.backbone import backbone_of
+from dflop.integrations.backbone import backbone_of, unwrapped
 from dflop.models.backbone import TEXT_MODELS
 from dflop.models.delta_rule import CONVOLUTION, LINEAR, RULE, keep_samples_apart, linear_layers
 from dflop.models.layer_kinds import WITH_WINDOWS, kinds_of_layers, sees_pictures_whole, window_of
@@ -356,7 +356,9 @@ def _decoder_of(model: Any) -> Any:
     if str(config._attn_implementation).startswith(_PREFIX):
         message = f"`{name}` computes no padding already: call `remove_padding` once"
         raise ValueError(message)
-    wrong = _reason_against(decoder, config)
+    # PaliGemma gives its backbone masks that it has made: such calls are computed with their padding.
+    makes_masks = unwrapped(model).config.model_type == "paligemma"
+    wrong = _reason_against(decoder, config, makes_masks=makes_masks)
     if wrong is not None:
         message = f"`remove_padding` cannot be used with `{name}`: {wrong}"
         raise ValueError(message)
@@ -370,7 +372,7 @@ def _decoder_of(model: Any) -> Any:
     return decoder
 
 
-def _reason_against(decoder: Any, config: Any) -> str | None:
+def _reason_against(decoder: Any, config: Any, *, makes_masks: bool) -> str | None:
     names = _names_of(decoder)
     is_known = config.model_type in TEXT_MODELS
     # Of Qwen3.5 transformers does not say so.
@@ -386,7 +388,8 @@ def _reason_against(decoder: Any, config: Any) -> str | None:
         return f"it has layers of kind `{others[0]}`, must be of {sorted(known)}"
     if config.model_type in WITH_SHORT_CONV and not gets_bounds():
         return "its short convolutions would mix the samples of a row in this transformers, 5.23 is needed"
-    if (both := getattr(config, "use_bidirectional_attention", None)) not in (None, False, "vision"):
+    both = getattr(config, "use_bidirectional_attention", None)
+    if both not in (None, False, "vision") and not makes_masks:
         return f"its tokens see those behind them too (`use_bidirectional_attention: {both}`)"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "its attention has soft caps (`attn_logit_softcapping`)"
