@@ -85,9 +85,12 @@ def unused_in_ddp(trainer: Any, num_alone: int, num_samples: int) -> str | None:
         return None
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or handler.find_unused_parameters:
         return None
+    # It imports transformers, which accelerate and Lightning do without.
+    from dflop.integrations.encoder import handle_of
+
     whole = unwrapped(trainer.model)
-    # The second line gives every parameter of the encoder a gradient on every rank.
-    if any("_dflop_encoder" in vars(module) for module in whole.modules()):
+    # The second line gives every parameter of the encoder that features depend on a gradient on every rank.
+    if any(handle_of(module) is not None for module in whole.modules()):
         return None
     try:
         parts = (backbone_of(trainer.model), whole.get_output_embeddings())

@@ -130,12 +130,6 @@ def check_loss(trainer: Any) -> None:
         raise ValueError(message)
 
 
-def _is_from(kind: type, name: str, modules: tuple[str, ...]) -> bool:
-    """Whether a method is of those modules, or is not there at all."""
-    found = getattr(kind, name, None)
-    return found is None or found.__module__.startswith(modules)
-
-
 def keep_the_mean(trainer: Any) -> None:
     """Makes the loss of each microbatch its part of the step's; `check_loss` first.
 
@@ -148,7 +142,7 @@ def keep_the_mean(trainer: Any) -> None:
     if is_of_pairs(trainer):
         _weigh_pairs(trainer)
         return
-    is_known = _is_from(type(trainer), "compute_loss", _OF_TOKENS)
+    is_known = type(trainer).compute_loss.__module__.startswith(_OF_TOKENS)
     if trainer.compute_loss_func is not None:
         is_known = False
     elif not divides_by_tokens(trainer):
@@ -199,7 +193,7 @@ class _Pairs:
 
 
 def _weigh_pairs(trainer: Any) -> None:
-    """Weighs the mean of a microbatch, so that the mean over ranks and microbatches is that of the step."""
+    """Weighs the mean of each microbatch by its share of the step, so that their mean is that of the step."""
     loss_of_theirs, samples_of_theirs = trainer.compute_loss, trainer.get_batch_samples
     gather_of_theirs = trainer.accelerator.gather
     # The part of DPO's loss that is a mean over the tokens of chosen answers (`sft`, as in MPO).

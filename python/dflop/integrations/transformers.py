@@ -44,7 +44,7 @@ _OF_TRAINER = {
 _OF_ENCODER = "Take `balance_encoder(model)`, or `ddp_find_unused_parameters=True`, or freeze the encoder"
 
 _PLAIN = (RandomSampler, SequentialSampler, DistributedSampler, BalancedBatchSampler)
-"""Samplers whose order is that of the trainer's arguments, or of an earlier call."""
+"""Samplers of the trainer's own arguments, and that of an earlier call of `balance`."""
 
 _THEIR_OWN = ("axolotl.", "llamafactory.", "swift.")
 """Frameworks whose settings are looked at elsewhere."""

@@ -14,7 +14,7 @@ pub(crate) struct Gains {
     pub(crate) both: Estimate,
     /// Its step over that of the first line with `remove_padding`; `None` where rows are not padded.
     pub(crate) removed: Option<Estimate>,
-    /// Its step over that of both lines with `remove_padding`, likewise.
+    /// Its step over that of both lines with `remove_padding`; `None` where rows are not padded.
     pub(crate) both_removed: Option<Estimate>,
 }
 
