@@ -15,8 +15,11 @@ import tiny_text
 import torch
 from PIL import Image
 from ranks import free_port, results, run_ranks
+from shards import whole_of
 from test_preference import arguments, llava, spaced_tokenizer, tiny_llava, words
 from test_trainers import NUM_RANKS, as_launched, losses_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 
 from dflop.integrations import balance_encoder, remove_padding
@@ -53,12 +56,13 @@ def rewards(completion_ids, **_):
     return [float(sum(ids) % 17) for ids in completion_ids]
 
 
-def run_of(make, lines, num_microbatches=2):
+def run_of(make, lines, are_fixed=True):
     """What a rank does: trains on fixed answers, and tells losses, parameters and sizes of microbatches."""
 
     def run(rank):
         trainer = make(rank)
-        fixed_answers(trainer)
+        if are_fixed:
+            fixed_answers(trainer)
         lines(trainer)
         sizes, are_tight = [], []
         loss_of_theirs = trainer._compute_loss
@@ -71,7 +75,7 @@ def run_of(make, lines, num_microbatches=2):
 
         trainer._compute_loss = seen
         trainer.train()
-        parameters = {name: p.detach() for name, p in trainer.model.named_parameters()}
+        parameters = whole_of(dict(trainer.model.named_parameters()))
         return losses_of(trainer), parameters, sizes, all(are_tight)
 
     return run
@@ -115,7 +119,9 @@ def make_text(tmp_path, kind, config, samples, microbatches, **changes):
 
 
 @pytest.mark.some(2)
-@pytest.mark.parametrize("changes", [{"loss_type": "dapo"}, {"loss_type": "grpo", "beta": 0.1}, {"loss_type": "dr_grpo"}])
+@pytest.mark.parametrize(
+    "changes", [{"loss_type": "dapo"}, {"loss_type": "grpo", "beta": 0.1}, {"loss_type": "dr_grpo"}]
+)
 def test_uneven_ranks_equal_one_process(changes, tmp_path, quiet):
     from trl import GRPOConfig, GRPOTrainer
 
@@ -149,12 +155,12 @@ def test_balanced_ranks_equal_those_of_trl(case, tmp_path, quiet):
     check(found, theirs[0], NUM_PROMPTS * GROUP * repeats)
 
 
-def chats():
-    """One to three pictures (TRL takes no text alone beside them), and prompts of uneven lengths."""
+def chats(num_pictures):
+    """Prompts of uneven lengths, each with as many pictures as `num_pictures` gives for its position."""
     draw = random.Random(1)
     rows = []
     for position in range(NUM_PROMPTS):
-        colours = [tuple(draw.randrange(256) for _ in range(3)) for _ in range(1 + position % 3)]
+        colours = [tuple(draw.randrange(256) for _ in range(3)) for _ in range(num_pictures(position))]
         rows.append(
             {
                 "prompt": [{"role": "user", "content": words(draw, 20)}],
@@ -164,39 +170,54 @@ def chats():
     return datasets.Dataset.from_list(rows)
 
 
-@pytest.mark.some(1, 1)
-@pytest.mark.parametrize("lines", ["all", "first", "lora"])
-def test_pictures(lines, tmp_path, quiet):
-    """With the first line, all three, or adapters."""
-    from peft import LoraConfig
+def make_pictures(tmp_path, rows, samples, microbatches, adapters=None, shard=None, **changes):
+    """Of a tiny LLaVA."""
     from trl import GRPOConfig, GRPOTrainer
 
-    processor, rows = llava(tmp_path / "llava"), chats()
+    processor = llava(tmp_path / "llava")
 
-    def maker(samples, microbatches):
-        def make(rank):
-            given = arguments(
-                GRPOConfig,
-                tmp_path / f"out{rank}",
-                per_device_train_batch_size=samples,
-                gradient_accumulation_steps=microbatches,
-                num_generations=GROUP,
-                max_completion_length=64,
-                
-            )
-            model = tiny_llava(tmp_path / "llava")
-            adapters = LoraConfig(target_modules=["q_proj", "down_proj", "fc1"], init_lora_weights=False)
-            torch.manual_seed(0)
-            return GRPOTrainer(
-                model,
-                rewards,
-                args=given,
-                train_dataset=rows,
-                processing_class=processor,
-                peft_config=adapters if lines == "lora" else None,
-            )
+    def make(rank):
+        given = arguments(
+            GRPOConfig,
+            tmp_path / f"out{rank}",
+            per_device_train_batch_size=samples,
+            gradient_accumulation_steps=microbatches,
+            num_generations=GROUP,
+            max_completion_length=64,
+            **changes,
+        )
+        given.device  # noqa: B018 - starts the process group.
+        model = tiny_llava(tmp_path / "llava")
+        if shard is not None:
+            shard(model)
+        torch.manual_seed(0)
+        trainer = GRPOTrainer(
+            model,
+            rewards,
+            args=given,
+            train_dataset=rows,
+            processing_class=processor,
+            peft_config=adapters,
+        )
+        if shard is not None:
+            # accelerate shards nothing on a CPU: the model comes sharded, and is not to be wrapped again.
+            trainer.accelerator.prepare_model = lambda module, **_: module
+        return trainer
 
-        return make
+    return make
+
+
+@pytest.mark.some(2, 1)
+@pytest.mark.parametrize("lines", ["lora", "generated", "all", "first"])
+def test_pictures(lines, tmp_path, quiet):
+    """With the first line, all three, or adapters, whose reference is the model without them."""
+    from peft import LoraConfig
+
+    rows, changes = chats(lambda position: 1 + position % 3), {}
+    if lines == "lora":
+        targets = ["q_proj", "down_proj", "fc1"]
+        adapters = LoraConfig(target_modules=targets, init_lora_weights=False)
+        changes = {"beta": 0.1, "adapters": adapters}
 
     def take(trainer):
         if lines != "first":
@@ -204,5 +225,30 @@ def test_pictures(lines, tmp_path, quiet):
             remove_padding(trainer.model)
         balance(trainer)
 
-    alone = launched(1, run_of(maker(16, 1), lambda trainer: None), tmp_path / "alone")
-    check(launched(NUM_RANKS, run_of(maker(4, 2), take), tmp_path / "ranks"), alone[0])
+    make = make_pictures(tmp_path, rows, 4, 2, **changes)
+    if lines == "generated":
+        # Ranks generate answers of unequal lengths, and wait for each other neither in the encoder nor elsewhere.
+        found = launched(NUM_RANKS, run_of(make, take, are_fixed=False), tmp_path / "ranks")
+        assert sum(size for _, _, sizes, _ in found for size in sizes) == NUM_PROMPTS * GROUP
+        assert tiny_text.difference(found[0][1], found[1][1]) == 0.0
+        return
+    whole = make_pictures(tmp_path, rows, 16, 1, **changes)
+    alone = launched(1, run_of(whole, lambda trainer: None), tmp_path / "alone")
+    check(launched(NUM_RANKS, run_of(make, take), tmp_path / "ranks"), alone[0])
+
+
+def test_text_alone_on_one_rank_under_fsdp2(tmp_path, quiet):
+    """TRL takes no text alone beside pictures on a rank; samples move between one of pictures and one of text."""
+    rows = chats(lambda position: int(position < NUM_PROMPTS // 2))
+
+    def shard(model):
+        mesh = init_device_mesh("cpu", (NUM_RANKS,))
+        for layer in [*model.model.vision_tower.encoder.layers, *model.model.language_model.layers]:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+    changes = {"shuffle_dataset": False, "steps_per_generation": 4, "loss_type": "grpo", "log_multimodal": False}
+    whole = make_pictures(tmp_path, rows, 4, 2, ddp_find_unused_parameters=True, **changes)
+    theirs = launched(NUM_RANKS, run_of(whole, lambda trainer: None), tmp_path / "theirs")
+    sharded = make_pictures(tmp_path, rows, 4, 2, shard=shard, **changes)
+    check(launched(NUM_RANKS, run_of(sharded, balance), tmp_path / "ranks"), theirs[0])

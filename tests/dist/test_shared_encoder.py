@@ -385,6 +385,24 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
         balance_encoder(torch.nn.Linear(1, 1))
 
 
+@pytest.mark.some(2)
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "internvl", "qwen3_vl", "gemma3"])
+def test_generation_is_that_of_the_model_as_it_was(name, tmp_path):
+    """Its `generate` hands the media to a method of the model, by the names in its signature."""
+    model = make_model(name, tmp_path).eval()
+    whole = next(one for ranks in steps_of(name, 2) for one in ranks if "pixel_values" in one)
+    prompt = {key: value for key, value in whole.items() if key != "labels"}
+
+    def answer():
+        return model.generate(**prompt, max_new_tokens=4, do_sample=False, pad_token_id=0)
+
+    expected = answer()
+    handle = balance_encoder(model)
+    assert torch.equal(answer(), expected)
+    handle.remove()
+    assert torch.equal(answer(), expected)
+
+
 def test_shares_are_even_and_little_travels():
     """Equal units in even counts, each staying where it can; others within 5 % of the mean."""
     assert assign_units([[1.0] * 5, [], [1.0] * 2, [1.0]]) == [[0, 0, 1, 1, 3], [], [2, 2], [3]]

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.loss import num_label_tokens, token_loss
-from dflop.integrations.text_alone import meet_in_encoder
+from dflop.integrations.text_alone import counts_of, meet_in_encoder
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import tiny
@@ -92,7 +92,7 @@ def test_a_warning_counts_the_samples_where_ranks_will_wait(make, is_fsdp2, reas
     def told(costs, rank=0):
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            meet_in_encoder(make(), BalancedBatchSampler(costs, 1), rank, is_fsdp2=is_fsdp2)
+            meet_in_encoder(make(), counts_of(BalancedBatchSampler(costs, 1)), rank, is_fsdp2=is_fsdp2)
         return [str(one.message) for one in found]
 
     (text,) = told(samples.costs)

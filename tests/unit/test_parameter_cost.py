@@ -50,6 +50,9 @@ def test_what_is_frozen_costs_less():
     """A frozen encoder runs forward alone; a frozen LLM hands gradients on to it, and has none of its own."""
     model = make("llava")
     full = cost_of_parameters(model)
+    forward = cost_of_parameters(model, is_trained=False)
+    assert forward.encoder_token == pytest.approx(full.encoder_token / 3)
+    assert (forward.llm_token, forward.llm_pair) == pytest.approx((full.llm_token / 3, full.llm_pair / 3))
     tower, projector = model.model.vision_tower, model.model.multi_modal_projector
     tower.requires_grad_(False)
     frozen = cost_of_parameters(model)

@@ -126,12 +126,13 @@ def test_batches_without_labels_are_refused(tmp_path):
         trainer.train()
 
 
-@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer", "KTOTrainer"])
-def test_other_trainers_of_trl_are_refused(name):
-    import trl
+def test_other_trainers_of_trl_are_refused():
+    from trl import KTOTrainer
 
-    trainer = object.__new__(getattr(trl, name))
-    with pytest.raises(ValueError, match=f"a `{name}`, .*of TRL's trainers `SFTTrainer`, `DPOTrainer` and"):
+    trainer = object.__new__(KTOTrainer)
+    with pytest.raises(
+        ValueError, match="a `KTOTrainer`, .*of TRL's trainers `SFTTrainer`, `DPOTrainer`, `Rew"
+    ):
         check_loss(trainer)
 
 
@@ -194,7 +195,7 @@ def test_ddp_that_would_wait_for_an_encoder_is_named(tmp_path):
             is_fsdp_enabled=facts["is_fsdp_enabled"],
             is_deepspeed_enabled=False,
         )
-        return unused_in_ddp(trainer, num_alone, 8)
+        return unused_in_ddp(trainer, (num_alone, 8))
 
     assert told().startswith("2 of 8 samples have nothing for the encoder, which trains")
     assert (

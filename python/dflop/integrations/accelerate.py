@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from dflop.integrations.loader import balanced_loader
-from dflop.integrations.text_alone import is_sharded_by_fsdp2, meet_in_encoder
+from dflop.integrations.text_alone import counts_of, is_sharded_by_fsdp2, meet_in_encoder
 
 try:
     from accelerate.data_loader import prepare_data_loader
@@ -118,7 +118,7 @@ def balanced(
         sampler: Any = loader.batch_sampler
         for model in models:
             is_fsdp2 = accelerator.is_fsdp2 or is_sharded_by_fsdp2(model)
-            meet_in_encoder(model, sampler, accelerator.process_index, is_fsdp2=is_fsdp2)
+            meet_in_encoder(model, counts_of(sampler), accelerator.process_index, is_fsdp2=is_fsdp2)
     prepared = accelerator.prepare_data_loader(keep_batches(accelerator, loader))
     _follow_sampler(prepared, loader.batch_sampler)  # type: ignore[arg-type]
     return prepared

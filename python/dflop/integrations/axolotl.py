@@ -85,7 +85,7 @@ class BalancePlugin(BasePlugin):
         costs = costs_of_rows(trainer.train_dataset, trainer.model, _processor(trainer))
         if not options.get("balance_encoder"):
             num_alone = sum(not cost for cost in costs.encoder_ns)
-            if fact := unused_in_ddp(trainer, num_alone, len(costs)):
+            if fact := unused_in_ddp(trainer, (num_alone, len(costs))):
                 message = f"{fact}. {_OF_ENCODER}"
                 raise ValueError(message)
         balance_as_asked(trainer, options, costs, pads=not cfg.get("batch_flattening"))

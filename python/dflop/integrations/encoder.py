@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -59,7 +60,7 @@ class BalancedEncoder:
         if is_shared:
             _leave_alone(families)
         self._model: Any = families[0].model
-        self._is_shared = is_shared
+        self.is_shared = is_shared
         # Trainers shard a model after this line.
         self._is_checked = False
         is_alone = not distributed.is_available() or not distributed.is_initialized()
@@ -81,8 +82,7 @@ class BalancedEncoder:
             self._wrap(family, cost)
         for position, (name, _) in enumerate(self._calls):
             if name is not None:
-                call = partial(self._call_method, position, getattr(self._model, name))
-                self._replace(self._model, name, call)
+                self._stand_in(self._model, name, self._call_method, position, getattr(self._model, name))
         self._hooks.append(self._model.register_forward_pre_hook(self._begin))
         self._backbone = getattr(self._model, families[0].backbone)
         self._end_hook = self._backbone.register_forward_pre_hook(self._end, with_kwargs=True, prepend=True)
@@ -127,7 +127,7 @@ class BalancedEncoder:
             message = "the encoder of this model is shared out already"
             raise ValueError(message)
         # No closures: a copy of the model would share them, and compute with the weights of this one.
-        self._replace(shared.tower, "forward", partial(self._forward, shared))
+        self._stand_in(shared.tower, "forward", self._forward, shared)
         self._replace(shared.tower, _HANDLE, self)
         self._calls += [(name, shared) for name in family.methods or (None,)]
 
@@ -136,13 +136,20 @@ class BalancedEncoder:
         if not self._is_on:
             return shared.as_it_was(*args, **kwargs)
         self._next_call += 1
-        if not self._is_shared or not self._running.training:
+        if not self.is_shared or not self._running.training:
             output, token = shared.accompany(*args, **kwargs)
             self._keep(token)
             return output
         output, loads = shared.encode(*args, **kwargs)
         self.loads = self.loads if loads is None else loads
         return output
+
+    def _stand_in(self, owner: Any, name: str, method: Any, *first: Any) -> None:
+        """Has `method`, given `first`, called in place of the owner's method of that name."""
+        call: Any = partial(method, *first)
+        # `generate` of transformers gives a method what its signature names.
+        call.__signature__ = signature(getattr(owner, name))
+        self._replace(owner, name, call)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         owner.__dict__[name] = value
@@ -218,7 +225,7 @@ def _leave_alone(families: list[TileTower]) -> None:
     """Undoes `attend_encoder`, which does less than the line that is called now."""
     for family in families:
         handle = handle_of(getattr(family.model, family.tower))
-        if handle is not None and not handle._is_shared:
+        if handle is not None and not handle.is_shared:
             handle.remove()
 
 

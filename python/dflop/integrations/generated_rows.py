@@ -1,4 +1,4 @@
-"""Samples that TRL's `GRPOTrainer` or `RLOOTrainer` generated, one by one: cut out of a batch, sent, joined again."""
+"""Samples that TRL's `GRPOTrainer` or `RLOOTrainer` generated: cut out of a batch, sent, joined again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Row = dict[str, Any]
-"""One sample: tensors and numbers by TRL's names, without padding. `Joined` tensors have rows of their own."""
+"""One sample: tensors and numbers by TRL's names, without padding."""
 
 _OF_PROMPT = ("prompt_ids", "prompt_mask")
 # With a value a token, or one a sample.
@@ -160,7 +160,7 @@ def _media(name: str, values: list[torch.Tensor | _Joined | None]) -> torch.Tens
 
 
 def _even(values: list[torch.Tensor], first: int) -> list[torch.Tensor]:
-    """Zeros behind, from dimension `first` on, until all are equally large: ranks pad to their own largest."""
+    """Zeros behind, from dimension `first` on, until all are equally large: each rank pads to its largest."""
     most = [max(sizes) for sizes in zip(*[value.shape for value in values], strict=True)]
     found = []
     for value in values:
@@ -176,7 +176,7 @@ def exchange(rows: Sequence[Row], targets: Sequence[Sequence[int]], rank: int) -
 
     Args:
         rows: samples of this rank.
-        targets: of each rank, where each of its samples goes; equally many of each.
+        targets: of each rank, where each of its samples goes.
         rank: this one.
 
     Returns:
@@ -190,21 +190,21 @@ def exchange(rows: Sequence[Row], targets: Sequence[Sequence[int]], rank: int) -
         _packed(row) if target != rank else torch.empty(0, dtype=torch.uint8, device=device)
         for row, target in zip(rows, targets[rank], strict=True)
     ]
-    sizes = gathered(torch.tensor([len(one) for one in packed], device=device)).tolist()
+    most = max(map(len, targets))
+    own = torch.zeros(1, most, dtype=torch.int64, device=device)
+    own[0, : len(rows)] = torch.tensor([len(one) for one in packed])
+    sizes = gathered(own).tolist()
     order = sorted(range(len(rows)), key=targets[rank].__getitem__)
     sent = [0] * num_ranks
     for one, target in zip(packed, targets[rank], strict=True):
         sent[target] += len(one)
-    num_own = len(rows)
     coming = [
-        [
-            int(sizes[source * num_own + position])
-            for position, target in enumerate(targets[source])
-            if target == rank
-        ]
+        [size for size, target in zip(sizes[source], targets[source], strict=False) if target == rank]
         for source in range(num_ranks)
     ]
-    arrived = send_rows(torch.cat([packed[position] for position in order]), sent, list(map(sum, coming)), None)
+    arrived = send_rows(
+        torch.cat([packed[position] for position in order]), sent, list(map(sum, coming)), None
+    )
     found: list[Row] = []
     start = 0
     for source, lengths in enumerate(coming):

@@ -1,7 +1,8 @@
 """Balanced microbatches of what a trainer generates: TRL's `GRPOTrainer` and `RLOOTrainer`.
 
-prompts -> TRL generates, rewards and shuffles -> costs of the samples of all ranks
-        -> samples travel to the rank that computes them -> microbatches, each padded to its own longest rows
+prompts -> TRL generates -> costs of the samples of all ranks
+    scored:  samples travel, forward, log-probabilities travel back -> TRL rewards and shuffles
+    trained: samples travel -> microbatches, each padded to its own longest rows
 
 Nobody knows before how long an answer will be. So prompts are dealt out as TRL does it, and samples move
 afterwards, within their optimizer step.
@@ -23,18 +24,30 @@ from dflop.integrations.generated_rows import cut, exchange, gathered, join
 from dflop.integrations.padded_rows import is_removed
 from dflop.integrations.parameter_cost import cost_of_parameters
 from dflop.integrations.row_costs import media_tokens
-from dflop.integrations.text_alone import handles_of
+from dflop.integrations.text_alone import (
+    OF_ENCODER,
+    handles_of,
+    is_under_fsdp2,
+    meet_in_encoder,
+    unused_in_ddp,
+)
 from dflop.integrations.trainer_loss import gather_uneven
 
 if TYPE_CHECKING:
     from dflop.integrations.generated_rows import Row
 
 _MODULES = ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer")
-_THEIRS = ("_prepare_inputs", "_generate_and_score_completions", "_compute_loss")
+_THEIRS = (
+    "_prepare_inputs",
+    "_generate",
+    "_generate_and_score_completions",
+    "_get_per_token_logps_and_entropies",
+    "_compute_loss",
+)
 """Methods that must be TRL's own: the lines below know what they read and give."""
 
 _OF_STEP = ("dapo", "cispo", "vespo")
-"""Losses of GRPO that are divided by the tokens of the samples of all ranks; others are means over samples."""
+"""Losses of GRPO that are divided by the tokens of all ranks' samples; others are means over samples."""
 
 _OF_BATCHES = {
     "bnpo": "it divides by the tokens of a microbatch: take `dapo`, which divides by those of the whole step",
@@ -73,12 +86,14 @@ def balance_generations(trainer: Any, *, is_padded: bool | None = None) -> None:
     if isinstance(trainer._prepare_inputs, _Generations):
         trainer._prepare_inputs.is_padded = is_padded
         return
-    generations = _Generations(trainer, is_padded)
+    # Costs are counted before anything shards the model.
+    generations = _Generations(trainer, _Spread(trainer, is_padded, is_trained=True))
+    scored = _Spread(trainer, is_padded, is_trained=False)
     trainer._prepare_inputs = generations
     trainer.compute_loss = partial(_loss, trainer, generations, trainer.compute_loss)
-    trainer._generate_and_score_completions = partial(
-        _generated, trainer, trainer._generate_and_score_completions
-    )
+    trainer._generate = partial(_generated, trainer, trainer._generate)
+    theirs = trainer._get_per_token_logps_and_entropies
+    trainer._get_per_token_logps_and_entropies = partial(_scored, trainer, scored, theirs)
 
 
 def _loss(trainer: Any, generations: _Generations, theirs: Any, *given: Any, **named: Any) -> Any:
@@ -95,25 +110,67 @@ def _loss(trainer: Any, generations: _Generations, theirs: Any, *given: Any, **n
         trainer.accelerator.gather = gather_of_theirs
 
 
-def _generated(trainer: Any, theirs: Any, inputs: Any) -> Any:
-    """What stands in for `_generate_and_score_completions`."""
+def _generated(trainer: Any, theirs: Any, *given: Any, **named: Any) -> Any:
+    """What stands in for `_generate`."""
     # The model is in training mode there, and a rank calls it as often as its longest answer has tokens.
     with ExitStack() as stack:
         for handle in handles_of(trainer.model):
             stack.enter_context(handle.paused())
-        return theirs(inputs)
+        return theirs(*given, **named)
+
+
+def _scored(
+    trainer: Any,
+    spread: _Spread,
+    theirs: Any,
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    logits_to_keep: int,
+    batch_size: int | None = None,
+    **named: Any,
+) -> Any:
+    """What stands in for `_get_per_token_logps_and_entropies`, where it scores what was generated."""
+    is_more = named.get("compute_entropy") or named.get("compute_aux_loss")
+    if torch.is_grad_enabled() or not trainer.model.training or is_more:
+        return theirs(model, input_ids, attention_mask, logits_to_keep, batch_size, **named)
+    batch = {
+        "prompt_ids": input_ids[:, :-logits_to_keep],
+        "prompt_mask": attention_mask[:, :-logits_to_keep],
+        "completion_ids": input_ids[:, -logits_to_keep:],
+        "completion_mask": attention_mask[:, -logits_to_keep:],
+        **{name: value for name, value in named.items() if not (value is None or isinstance(value, bool))},
+    }
+    rows = cut(batch)
+    rank = trainer.args.process_index
+    parts = spread.split(rows, -(-len(rows) // (batch_size or len(rows))))
+    found: dict[int, Row] = {}
+    for samples, held, _ in parts.of_rank(rows, rank):
+        own = spread.join(held)
+        ids, mask = (
+            torch.cat([own.pop(f"{part}_{name}") for part in ("prompt", "completion")], dim=1)
+            for name in ("ids", "mask")
+        )
+        width = ids.shape[1] - max(len(row["prompt_ids"]) for row in held)
+        logps, _, _ = theirs(model, ids, mask, width, len(held), **own)
+        for sample, row, values in zip(samples, held, logps, strict=True):
+            length = len(row["completion_ids"])
+            # What a row must have in order to travel.
+            found[sample] = {"prompt_ids": row["prompt_ids"][:0], "logps": values[:length]}
+    back = parts.returned(found, rank)
+    logps = input_ids.new_zeros(len(rows), logits_to_keep, dtype=back[0]["logps"].dtype)
+    for values, row in zip(logps, back, strict=True):
+        values[: len(row["logps"])] = row["logps"]
+    return logps, None, None
 
 
 class _Generations:
     """Stands in for `_prepare_inputs`: the trainer's own, then samples move."""
 
-    def __init__(self, trainer: Any, is_padded: bool | None) -> None:
-        self.is_padded = is_padded
+    def __init__(self, trainer: Any, spread: _Spread) -> None:
         self._trainer = trainer
+        self._spread = spread
         self._theirs = trainer._prepare_inputs
-        # Before anything shards the model.
-        self._cost = cost_of_parameters(trainer.model)
-        self._media = media_tokens(trainer.model, self._cost)
         # Of each microbatch of a generation: samples on each rank, and the weight of this rank's loss.
         self._counts: list[list[int]] = []
         self._weights: list[float] = []
@@ -140,56 +197,111 @@ class _Generations:
     def _balanced(self, microbatches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same samples; those of an optimizer step are balanced over its microbatches and all ranks."""
         trainer = self._trainer
-        rank, num_ranks = trainer.args.process_index, trainer.args.world_size
         num_joined = min(len(microbatches), trainer.args.gradient_accumulation_steps)
+        is_mean = getattr(trainer, "loss_type", None) not in _OF_STEP
         self._counts, self._weights = [], []
         found = []
         for start in range(0, len(microbatches), num_joined):
             joined = microbatches[start : start + num_joined]
             rows = [row for microbatch in joined for row in cut(microbatch)]
-            buckets = self._buckets(rows, num_joined)
-            # Where each sample of each rank goes, and in which order they stand when they have come.
-            targets = [[0] * len(rows) for _ in range(num_ranks)]
-            for bucket, samples in enumerate(buckets):
-                for sample in samples:
-                    targets[sample // len(rows)][sample % len(rows)] = bucket % num_ranks
-            order = sorted(sample for bucket in buckets[rank::num_ranks] for sample in bucket)
-            held = dict(zip(order, exchange(rows, targets, rank), strict=True))
             shared = {name: value for name, value in joined[0].items() if _is_of_all(value)}
-            for microbatch in range(num_joined):
-                of_ranks = buckets[microbatch * num_ranks : (microbatch + 1) * num_ranks]
-                own = [held[sample] for sample in of_ranks[rank]]
-                padded = join(own, trainer._tokenizer.pad_token_id, trainer.pad_to_multiple_of)
-                found.append({**padded, **shared})
-                self._counts.append(list(map(len, of_ranks)))
+            parts = self._spread.split(rows, num_joined)
+            for _, own, counts in parts.of_rank(rows, trainer.args.process_index):
+                found.append({**self._spread.join(own), **shared})
+                self._counts.append(counts)
                 # The trainer's mean has as many samples in each microbatch.
-                is_mean = getattr(trainer, "loss_type", None) not in _OF_STEP
                 self._weights.append(len(own) * num_joined / len(rows) if is_mean else 1.0)
         return found
 
-    def _buckets(self, rows: list[Row], num_microbatches: int) -> list[list[int]]:
-        """The samples of each microbatch of each rank, numbered through over all ranks; equal on all."""
+
+class _Spread:
+    """How samples are spread over microbatches and ranks."""
+
+    def __init__(self, trainer: Any, is_padded: bool | None, *, is_trained: bool) -> None:
+        self.is_padded = is_padded
+        self._trainer = trainer
+        self._cost = cost_of_parameters(trainer.model, is_trained=is_trained)
+        self._media = media_tokens(trainer.model, self._cost)
+        self._is_told = False
+
+    def split(self, rows: list[Row], num_microbatches: int) -> _Parts:
+        """Who computes which samples of all ranks, equal on all; each calls it, with equally many rows."""
         trainer = self._trainer
         num_ranks = trainer.args.world_size
         own = torch.tensor([self._cost(self._tokens(row)) for row in rows], dtype=torch.float64)
         everyone = own if num_ranks == 1 else gathered(own.to(trainer.accelerator.device)).cpu()
+        meets = meets_of(trainer.accelerator, trainer.model)
+        self._meet(int((everyone[:, 0] == 0).sum()), len(everyone), meets)
+        if any(handle.is_shared for handle in handles_of(trainer.model)):
+            # All ranks share the encoder's work, in each microbatch.
+            everyone[:, 0], meets = 0, "phase"
         is_padded = not is_removed() if self.is_padded is None else self.is_padded
-        split = Split.checked(
-            num_ranks,
-            0,
-            num_ranks * num_microbatches,
-            meets_of(trainer.accelerator, trainer.model),
-            trainer.args.seed,
-            is_padded,
-        )
+        num_buckets = num_ranks * num_microbatches
+        split = Split.checked(num_ranks, 0, num_buckets, meets, trainer.args.seed, is_padded)
         native = costs(everyone.tolist())._native
-        return native.buckets(range(len(everyone)), split.cut(num_ranks, None, None))
+        buckets = native.buckets(range(len(everyone)), split.cut(num_ranks, None, None))
+        return _Parts(buckets, num_ranks, len(rows))
+
+    def _meet(self, num_alone: int, num_samples: int, meets: str) -> None:
+        """Lets samples of text alone hang nobody, or warns of it once."""
+        trainer, rank = self._trainer, self._trainer.args.process_index
+        text_alone = num_alone, num_samples
+        if self._is_told:
+            return
+        self._is_told = 0 < num_alone < num_samples
+        if meets == "phase":
+            meet_in_encoder(trainer.model, text_alone, rank, is_fsdp2=is_under_fsdp2(trainer))
+        elif rank == 0 and (fact := unused_in_ddp(trainer, text_alone)):
+            warnings.warn(f"{fact}. {OF_ENCODER}", stacklevel=2)
+
+    def join(self, rows: list[Row]) -> dict[str, Any]:
+        """A microbatch of them."""
+        trainer = self._trainer
+        return join(rows, trainer._tokenizer.pad_token_id, trainer.pad_to_multiple_of)
 
     def _tokens(self, row: Row) -> tuple[float, int]:
         """Encoder tokens and LLM tokens of a sample."""
         ids = torch.cat([row["prompt_ids"], row["completion_ids"]])
         encoder = sum(count * int((ids == token).sum()) for token, count in self._media.items())
         return encoder, len(ids)
+
+
+class _Parts:
+    """Samples of each microbatch of each rank, numbered through over all ranks."""
+
+    def __init__(self, buckets: list[list[int]], num_ranks: int, num_own: int) -> None:
+        self._buckets, self._num_ranks, self._num_own = buckets, num_ranks, num_own
+        self._rank_of = {
+            sample: bucket % num_ranks for bucket, samples in enumerate(buckets) for sample in samples
+        }
+
+    def _of(self, rank: int) -> list[int]:
+        """What a rank computes, ascending."""
+        return sorted(sample for bucket in self._buckets[rank :: self._num_ranks] for sample in bucket)
+
+    def of_rank(self, rows: list[Row], rank: int) -> list[tuple[list[int], list[Row], list[int]]]:
+        """Of each microbatch of this rank its samples, and how many each rank has there; each calls it."""
+        num_ranks, num_own = self._num_ranks, self._num_own
+        targets = [
+            [self._rank_of[source * num_own + position] for position in range(num_own)]
+            for source in range(num_ranks)
+        ]
+        held = dict(zip(self._of(rank), exchange(rows, targets, rank), strict=True))
+        found = []
+        for start in range(0, len(self._buckets), num_ranks):
+            of_ranks = self._buckets[start : start + num_ranks]
+            own = of_ranks[rank]
+            found.append((own, [held[sample] for sample in own], list(map(len, of_ranks))))
+        return found
+
+    def returned(self, found: dict[int, Row], rank: int) -> list[Row]:
+        """What ranks made of the samples of this one, in their order; each calls it."""
+        held = [self._of(other) for other in range(self._num_ranks)]
+        targets = [[sample // self._num_own for sample in samples] for samples in held]
+        arrived = exchange([found[sample] for sample in held[rank]], targets, rank)
+        order = [sample for samples in held for sample in samples if sample // self._num_own == rank]
+        of_sample = dict(zip(order, arrived, strict=True))
+        return [of_sample[rank * self._num_own + position] for position in range(self._num_own)]
 
 
 def _is_of_all(value: Any) -> bool:
@@ -221,9 +333,11 @@ def _check(trainer: Any) -> None:
         wrong = "the loss of the router is a mean over a microbatch: leave `router_aux_loss_coef` out"
     elif steps % accumulation and accumulation % steps:
         wrong = (
-            f"`steps_per_generation` is {steps} and `gradient_accumulation_steps` is {accumulation}: one must "
-            "be a multiple of the other, so that the samples of a step are known together"
+            f"`steps_per_generation` is {steps} and `gradient_accumulation_steps` is {accumulation}: one "
+            "must be a multiple of the other, so that the samples of a step are known together"
         )
     if wrong is not None:
-        message = f"the trainer is a `{name}`, and balanced microbatches have unequal numbers of samples: {wrong}"
+        message = (
+            f"the trainer is a `{name}`, and balanced microbatches have unequal numbers of samples: {wrong}"
+        )
         raise ValueError(message)

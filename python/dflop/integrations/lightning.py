@@ -18,7 +18,7 @@ from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.loader import check_length, split_options
 from dflop.integrations.loss import num_label_tokens, token_loss
 from dflop.integrations.padded_rows import watched
-from dflop.integrations.text_alone import meet_in_encoder
+from dflop.integrations.text_alone import counts_of, meet_in_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -155,7 +155,8 @@ class BalancedData(LightningDataModule):
         check_length(self._dataset, self._sampler, "dataset")
         if meets_of(trainer.strategy) == "phase":
             is_fsdp2 = isinstance(trainer.strategy, ModelParallelStrategy)
-            meet_in_encoder(trainer.lightning_module, self._sampler, trainer.global_rank, is_fsdp2=is_fsdp2)
+            text_alone = counts_of(self._sampler)
+            meet_in_encoder(trainer.lightning_module, text_alone, trainer.global_rank, is_fsdp2=is_fsdp2)
         if self._state is not None:
             self._sampler.load_state_dict(self._state)
             self._state = None

@@ -55,7 +55,7 @@ class ParameterCost:
         return self.encoder_token * encoder, self.llm_token * llm + self.llm_pair * llm * llm / 2
 
 
-def cost_of_parameters(model: nn.Module) -> ParameterCost:
+def cost_of_parameters(model: nn.Module, *, is_trained: bool = True) -> ParameterCost:
     """Counts what an encoder token and an LLM token cost in the model that you train.
 
     A parameter of a linear map takes two operations forward, two for the gradient of its input and two for
@@ -70,6 +70,7 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
     Args:
         model: of transformers, with or without adapters of peft, inside DDP or not. Its values are not read:
             it may be on the `meta` device.
+        is_trained: whether gradients are computed; else the cost is that of a forward alone.
 
     Returns:
         A function for `dflop.costs("data_profile.parquet", cost=...)`.
@@ -91,11 +92,11 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
         raise ValueError(message)
     of_sounds = _of_sounds(whole)
     others = of_llm | of_sounds
-    encoder = _Component(whole, lambda module: id(module) not in others, share=1.0)
-    sounds = _Component(whole, lambda module: id(module) in of_sounds, share=1.0)
-    llm = _Component(whole, lambda module: id(module) in of_llm, share=share)
+    encoder = _Component(whole, lambda module: id(module) not in others, 1.0, is_trained=is_trained)
+    sounds = _Component(whole, lambda module: id(module) in of_sounds, 1.0, is_trained=is_trained)
+    llm = _Component(whole, lambda module: id(module) in of_llm, share, is_trained=is_trained)
     is_reached = encoder.is_trained or sounds.is_trained
-    is_reached |= any(weight.requires_grad for weight in decoder.parameters())
+    is_reached |= is_trained and any(weight.requires_grad for weight in decoder.parameters())
     squares = 2 * 2 * _width_of_heads(decoder) * (3 if is_reached else 1)
     return ParameterCost(
         encoder.flops(is_reached=False),
@@ -108,13 +109,14 @@ def cost_of_parameters(model: nn.Module) -> ParameterCost:
 class _Component:
     """The linear maps of encoder or LLM, in the order in which the model holds them."""
 
-    def __init__(self, whole: nn.Module, is_part: Any, share: float) -> None:
+    def __init__(self, whole: nn.Module, is_part: Any, share: float, *, is_trained: bool) -> None:
         replaced = _replaced(whole)
         for name, module in whole.named_modules():
             if name.endswith(_OF_DISTANCES):
                 replaced |= {id(one) for one in module.modules()}
+        # Whether its weight trains, and numbers of it that a token is multiplied with.
         self._maps = [
-            (weight, count)
+            (is_trained and weight.requires_grad, count)
             for module in whole.modules()
             if is_part(module) and id(module) not in replaced
             for weight, count in _maps(module, share)
@@ -123,15 +125,15 @@ class _Component:
     @property
     def is_trained(self) -> bool:
         """Whether any of them trains."""
-        return any(weight.requires_grad for weight, _ in self._maps)
+        return any(is_trained for is_trained, _ in self._maps)
 
     def flops(self, *, is_reached: bool) -> float:
         """Operations of a token; `is_reached`: gradients pass through all of them, whatever trains."""
         total = 0.0
-        for weight, count in self._maps:
+        for is_trained, count in self._maps:
             # A gradient that is needed there passes through all that stands behind it.
-            is_reached |= weight.requires_grad
-            total += 2 * count * (1 + is_reached + weight.requires_grad)
+            is_reached |= is_trained
+            total += 2 * count * (1 + is_reached + is_trained)
         return total
 
 

@@ -18,13 +18,41 @@ if TYPE_CHECKING:
     from dflop.data.sampler import BalancedBatchSampler
 
 
+OF_ENCODER = "Take `balance_encoder(model)`, or `ddp_find_unused_parameters=True`, or freeze the encoder"
+"""What helps where DDP waits for the encoder (`unused_in_ddp`), in trainers of transformers."""
+
+
 def is_sharded_by_fsdp2(model: nn.Module | None) -> bool:
     """Whether `fully_shard` was called on the model or on modules of it."""
     return model is not None and any(isinstance(module, FSDPModule) for module in model.modules())
 
 
+def is_under_fsdp2(trainer: Any) -> bool:
+    """Whether FSDP2 shards the model of a trainer of transformers, or will.
+
+    Args:
+        trainer: of transformers.
+
+    Returns:
+        Whether it does.
+    """
+    return bool(trainer.accelerator.is_fsdp2) or is_sharded_by_fsdp2(trainer.model)
+
+
+def counts_of(sampler: BalancedBatchSampler) -> tuple[int, int]:
+    """How many samples have nothing for the encoder, and how many there are.
+
+    Args:
+        sampler: of the training data.
+
+    Returns:
+        Both numbers.
+    """
+    return sampler.num_text_alone, int(sampler.state_dict()["num_samples"])
+
+
 def meet_in_encoder(
-    model: nn.Module | None, sampler: BalancedBatchSampler, rank: int, *, is_fsdp2: bool
+    model: nn.Module | None, text_alone: tuple[int, int], rank: int, *, is_fsdp2: bool
 ) -> None:
     """Takes `attend_encoder` where it can; else rank 0 warns, if some samples have media and others none.
 
@@ -33,12 +61,12 @@ def meet_in_encoder(
 
     Args:
         model: that trains; None: it is not known here.
-        sampler: of the training data.
+        text_alone: how many samples have nothing for the encoder, and how many there are.
         rank: of this process.
         is_fsdp2: whether FSDP2 shards the model, or will.
     """
     reason = _why_not_attended(model, is_fsdp2)
-    num_alone, num_samples = sampler.num_text_alone, int(sampler.state_dict()["num_samples"])
+    num_alone, num_samples = text_alone
     if reason is not None and rank == 0 and 0 < num_alone < num_samples:
         warnings.warn(
             f"{num_alone} of {num_samples} samples have nothing for the encoder. A microbatch of those alone "
@@ -69,18 +97,18 @@ def meeting_in_evaluation(model: nn.Module | None, *, is_fsdp2: bool) -> Iterato
         yield
 
 
-def unused_in_ddp(trainer: Any, num_alone: int, num_samples: int) -> str | None:
+def unused_in_ddp(trainer: Any, text_alone: tuple[int, int]) -> str | None:
     """What happens where DDP waits for an encoder that a microbatch of text alone leaves out.
 
     Args:
         trainer: of transformers.
-        num_alone: samples that have nothing for the encoder.
-        num_samples: all.
+        text_alone: how many samples have nothing for the encoder, and how many there are.
 
     Returns:
         The fact, without a way out; None where that cannot happen.
     """
     handler = getattr(trainer.accelerator, "ddp_handler", None)
+    num_alone, num_samples = text_alone
     if trainer.args.world_size == 1 or not 0 < num_alone < num_samples or handler is None:
         return None
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or handler.find_unused_parameters:

@@ -122,8 +122,8 @@ def check_loss(trainer: Any) -> None:
             )
     elif of_trl and not any(one.__module__ in _OF_TOKENS for one in of_trl):
         wrong = (
-            "of TRL's trainers `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `GRPOTrainer` and `RLOOTrainer` can "
-            "be balanced"
+            "of TRL's trainers `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `GRPOTrainer` and `RLOOTrainer` "
+            "can be balanced"
         )
     if wrong is not None:
         message = (

@@ -21,7 +21,9 @@ from dflop.integrations.loader import check_length
 from dflop.integrations.padded_rows import watched
 from dflop.integrations.row_costs import costs_of_rows
 from dflop.integrations.text_alone import (
-    is_sharded_by_fsdp2,
+    OF_ENCODER,
+    counts_of,
+    is_under_fsdp2,
     meet_in_encoder,
     meeting_in_evaluation,
     unused_in_ddp,
@@ -41,8 +43,6 @@ _OF_TRAINER = {
     "num_buckets": "`gradient_accumulation_steps`",
 }
 """Arguments of the sampler that the trainer decides, and by what."""
-
-_OF_ENCODER = "Take `balance_encoder(model)`, or `ddp_find_unused_parameters=True`, or freeze the encoder"
 
 _PLAIN = (RandomSampler, SequentialSampler, DistributedSampler, BalancedBatchSampler)
 """Samplers of the trainer's own arguments, and that of an earlier call of `balance`."""
@@ -131,11 +131,10 @@ def balance(
         _check_sampler(given, shuffles=bool(sampler.state_dict()["shuffle"]))
         check_length(given.dataset, sampler, "train_dataset")
         if meets_of(trainer.accelerator, trainer.model) == "phase":
-            meet_in_encoder(trainer.model, sampler, args.process_index, is_fsdp2=_is_fsdp2(trainer))
-        elif args.process_index == 0:
-            num_samples = int(sampler.state_dict()["num_samples"])
-            if fact := unused_in_ddp(trainer, sampler.num_text_alone, num_samples):
-                warnings.warn(f"{fact}. {_OF_ENCODER}", stacklevel=2)
+            is_fsdp2 = is_under_fsdp2(trainer)
+            meet_in_encoder(trainer.model, counts_of(sampler), args.process_index, is_fsdp2=is_fsdp2)
+        elif args.process_index == 0 and (fact := unused_in_ddp(trainer, counts_of(sampler))):
+            warnings.warn(f"{fact}. {OF_ENCODER}", stacklevel=2)
         names = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         names += ("multiprocessing_context", "worker_init_fn", "timeout", "in_order")
         kept = {name: getattr(given, name) for name in names if hasattr(given, name)}
@@ -148,7 +147,7 @@ def balance(
     def evaluation_loop(*given: Any, **named: Any) -> Any:
         if meets_of(trainer.accelerator, trainer.model) != "phase":
             return evaluation_loop_of_theirs(*given, **named)
-        with meeting_in_evaluation(trainer.model, is_fsdp2=_is_fsdp2(trainer)):
+        with meeting_in_evaluation(trainer.model, is_fsdp2=is_under_fsdp2(trainer)):
             return evaluation_loop_of_theirs(*given, **named)
 
     trainer.get_train_dataloader = get_train_dataloader
@@ -165,14 +164,10 @@ def _check_generating(costs: Any, model_dir: Any, options: dict[str, Any]) -> No
     given = {"costs": costs, "model_dir": model_dir, **options}
     if unfit := [name for name, value in given.items() if value is not None and name != "is_padded"]:
         message = (
-            f"`{unfit[0]}` is given, and the trainer generates its samples: their costs are counted when they "
-            "are there, and only `is_padded` can be chosen. Leave it out"
+            f"`{unfit[0]}` is given, and the trainer generates its samples: their costs are counted when "
+            "they are there, and only `is_padded` can be chosen. Leave it out"
         )
         raise ValueError(message)
-
-
-def _is_fsdp2(trainer: Any) -> bool:
-    return bool(trainer.accelerator.is_fsdp2) or is_sharded_by_fsdp2(trainer.model)
 
 
 def _degree(trainer: Any) -> int:
