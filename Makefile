@@ -15,7 +15,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-frameworks test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-measured bench-padding docs site picture package wheel-aarch64 release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-frameworks test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-measured bench-padding bench-generations docs site picture package wheel-aarch64 release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -204,6 +204,9 @@ bench-measured: setup $(DEV) ## Costs that a model's own times give, in a family
 
 bench-padding: setup $(DEV) ## The same with padded rows, and the layers computing real tokens alone (ROUNDS=10; 6 minutes, a quiet machine) -> bench/out/adopt_padded.json
 	$(BIN)/python benches/adopt.py bench/out/adopt_padded.json --padded --rounds $(or $(ROUNDS),10)
+
+bench-generations: setup $(DEV) ## Training steps of TRL's GRPO by who divides what was generated (ROUNDS=6; 6 minutes, a quiet machine) -> bench/out/generations.json
+	$(BIN)/python benches/generations.py bench/out/generations.json --rounds $(or $(ROUNDS),6)
 
 bench-loader: setup $(DEV) ## Images, frames and seconds of sound a second and core, and the wait of training, against torch's DataLoader (ROUNDS=3, WORKERS=1) -> bench/out/loader.json
 	$(BIN)/python benches/loader.py bench/out/loader.json --rounds $(or $(ROUNDS),3) --workers $(or $(WORKERS),1)

@@ -2,6 +2,7 @@
 
     batches   loader.balanced_loader    plain PyTorch (DDP, FSDP2); loss.py: over the global label tokens
               transformers.balance      transformers.Trainer, TRL; trainer_steps.py: resuming
+                                        generations.py: what GRPO and RLOO generate
               accelerate.balanced       accelerate
               lightning.BalancedData    Lightning
               swift.register            ms-swift

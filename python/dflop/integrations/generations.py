@@ -84,11 +84,12 @@ def balance_generations(trainer: Any, *, is_padded: bool | None = None) -> None:
     """
     _check(trainer)
     if isinstance(trainer._prepare_inputs, _Generations):
-        trainer._prepare_inputs.is_padded = is_padded
+        for spread in trainer._prepare_inputs.spreads:
+            spread.is_padded = is_padded
         return
     # Costs are counted before anything shards the model.
-    generations = _Generations(trainer, _Spread(trainer, is_padded, is_trained=True))
-    scored = _Spread(trainer, is_padded, is_trained=False)
+    trained, scored = (_Spread(trainer, is_padded, is_trained=is_trained) for is_trained in (True, False))
+    generations = _Generations(trainer, trained, scored)
     trainer._prepare_inputs = generations
     trainer.compute_loss = partial(_loss, trainer, generations, trainer.compute_loss)
     trainer._generate = partial(_generated, trainer, trainer._generate)
@@ -167,9 +168,9 @@ def _scored(
 class _Generations:
     """Stands in for `_prepare_inputs`: the trainer's own, then samples move."""
 
-    def __init__(self, trainer: Any, spread: _Spread) -> None:
+    def __init__(self, trainer: Any, trained: _Spread, scored: _Spread) -> None:
+        self.spreads = trained, scored
         self._trainer = trainer
-        self._spread = spread
         self._theirs = trainer._prepare_inputs
         # Of each microbatch of a generation: samples on each rank, and the weight of this rank's loss.
         self._counts: list[list[int]] = []
@@ -205,9 +206,10 @@ class _Generations:
             joined = microbatches[start : start + num_joined]
             rows = [row for microbatch in joined for row in cut(microbatch)]
             shared = {name: value for name, value in joined[0].items() if _is_of_all(value)}
-            parts = self._spread.split(rows, num_joined)
+            spread, _ = self.spreads
+            parts = spread.split(rows, num_joined)
             for _, own, counts in parts.of_rank(rows, trainer.args.process_index):
-                found.append({**self._spread.join(own), **shared})
+                found.append({**spread.join(own), **shared})
                 self._counts.append(counts)
                 # The trainer's mean has as many samples in each microbatch.
                 self._weights.append(len(own) * num_joined / len(rows) if is_mean else 1.0)
