@@ -58,7 +58,9 @@ def arguments(kind, folder, **changes):
     kept = {name: given[name] for name in given if name in kind.__dataclass_fields__}
     for name in ("logging_dir", "hub_token", "push_to_hub_token", "warmup_ratio"):
         kept.pop(name, None)
-    return kind(**{**kept, "bf16": False, "gradient_checkpointing": False, "max_length": None, **changes})
+    if "max_length" in kind.__dataclass_fields__:
+        kept["max_length"] = None
+    return kind(**{**kept, "bf16": False, "gradient_checkpointing": False, **changes})
 
 
 def whole_steps(trainer, steps):
@@ -177,6 +179,18 @@ def llava(folder):
     )
 
 
+def tiny_llava(folder):
+    """Its model with weights of a size that matters."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
+    for name, parameter in model.named_parameters():
+        # Biases too: that of the keys has no gradient, and a value of zero would be nothing but rounding.
+        torch.nn.init.normal_(parameter, mean=float("layer" in name and "norm" in name), std=0.1)
+    return model.train()
+
+
 def pairs_with_pictures():
     """Chats as TRL's collation for pictures wants them: up to three pictures, some rows with none."""
     draw = random.Random(1)
@@ -197,18 +211,12 @@ def pairs_with_pictures():
 def test_preference_optimization_of_pictures(lines, tmp_path, quiet):
     """Text alone in a microbatch, in a pair nobody's; the first line alone, and all three."""
     from peft import LoraConfig
-    from transformers import AutoConfig, AutoModelForImageTextToText
     from trl import DPOConfig, DPOTrainer
 
     processor, rows = llava(tmp_path / "llava"), pairs_with_pictures()
 
     def fresh():
-        torch.manual_seed(0)
-        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path / "llava"))
-        for name, parameter in model.named_parameters():
-            # Biases too: that of the keys has no gradient, and a value of zero would be nothing but rounding.
-            torch.nn.init.normal_(parameter, mean=float("layer" in name and "norm" in name), std=0.1)
-        return model.train()
+        return tiny_llava(tmp_path / "llava")
 
     def make(folder, accumulation):
         given = arguments(DPOConfig, folder, gradient_accumulation_steps=accumulation, loss_type=["sigmoid"])

@@ -71,6 +71,7 @@ class BalancedEncoder:
         self._next_call = 0
         self._is_in_method = False
         self._is_evaluating = False
+        self._is_paused = False
         # accelerate copies a model where it compiles layers one by one. The copy knows whether it is trained.
         self._running: nn.Module = self._model
         self._token: torch.Tensor | None = None
@@ -108,6 +109,18 @@ class BalancedEncoder:
         finally:
             self._is_evaluating = was
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it the model is as before, in training mode too: ranks need not call it equally often.
+
+        Trainers that generate do so in training mode. The line of transformers does it for them.
+        """
+        was, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was
+
     def _wrap(self, family: TileTower, cost: Callable[[int], float] | None) -> None:
         shared = SharedTower(family, self._ranks, cost)
         if handle_of(shared.tower) is not None:
@@ -138,7 +151,8 @@ class BalancedEncoder:
     @property
     def _is_on(self) -> bool:
         # Outside of training ranks need not call the model equally often, unless who evaluates says so.
-        return self._ranks.count > 1 and (self._running.training or self._is_evaluating)
+        is_met = not self._is_paused and (self._running.training or self._is_evaluating)
+        return self._ranks.count > 1 and is_met
 
     def _begin(self, model: nn.Module, _: Any) -> None:
         self._running = model

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from dflop.integrations.parameter_cost import ParameterCost
+
 # Encoder and LLM tokens of each sequence of a row; whether they stand in one, or are padded to the longest.
 _Row = tuple["Sequence[tuple[float, int]]", bool]
 _HINT = "give `costs`: a pair (encoder, LLM) of each row, or the path of a profile by `dflop profile data`"
@@ -293,12 +295,7 @@ def _lengths_of_ids(rows: Any, name: str) -> list[int]:
 
 
 def _of_ids(rows: Any, model: nn.Module, name: str = "input_ids") -> list[tuple[float, int]]:
-    config, cost = unwrapped(model).config, cost_of_parameters(model)
-    merged = _merged(config)
-    if cost.sound_token is not None:
-        # As many tokens of the other encoder as cost the same.
-        for token in _ids_of(config, "audio"):
-            merged[token] *= cost.sound_token / cost.encoder_token
+    merged = media_tokens(model, cost_of_parameters(model))
     shapes, num_media = [], 0
     for tokens, found in _batches_of_ids(rows, name):
         ends = np.cumsum(found)
@@ -342,6 +339,25 @@ def _batches_of_ids(rows: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarr
     for start in range(0, len(rows), _BATCH):
         ids = [np.asarray(row[name]).reshape(-1) for row in rows[start : start + _BATCH]]
         yield np.concatenate(ids), np.asarray([len(one) for one in ids])
+
+
+def media_tokens(model: nn.Module, cost: ParameterCost) -> dict[int, float]:
+    """Encoder tokens behind each LLM token that stands for a medium.
+
+    Args:
+        model: of transformers.
+        cost: of its parameters.
+
+    Returns:
+        By the id of the LLM token. Of sounds with an encoder of their own: as many tokens of the encoder of
+        pictures as cost the same. Empty for a model of text alone.
+    """
+    config = unwrapped(model).config
+    merged = _merged(config)
+    if cost.sound_token is not None:
+        for token in _ids_of(config, "audio"):
+            merged[token] *= cost.sound_token / cost.encoder_token
+    return merged
 
 
 def _merged(config: Any) -> dict[int, float]:

@@ -85,12 +85,9 @@ def unused_in_ddp(trainer: Any, num_alone: int, num_samples: int) -> str | None:
         return None
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or handler.find_unused_parameters:
         return None
-    # It imports transformers, which accelerate and Lightning do without.
-    from dflop.integrations.encoder import handle_of
-
     whole = unwrapped(trainer.model)
     # The second line gives every parameter of the encoder that features depend on a gradient on every rank.
-    if any(handle_of(module) is not None for module in whole.modules()):
+    if handles_of(whole):
         return None
     try:
         parts = (backbone_of(trainer.model), whole.get_output_embeddings())
@@ -103,6 +100,22 @@ def unused_in_ddp(trainer: Any, num_alone: int, num_samples: int) -> str | None:
         f"{num_alone} of {num_samples} samples have nothing for the encoder, which trains: after a "
         "microbatch of those alone DDP waits for its gradients for ever"
     )
+
+
+def handles_of(model: nn.Module) -> list[Any]:
+    """Who lets all ranks meet in the towers of a model.
+
+    Args:
+        model: of transformers.
+
+    Returns:
+        What `balance_encoder` or `attend_encoder` has made of it: one, or none.
+    """
+    # It imports transformers, which accelerate and Lightning do without.
+    from dflop.integrations.encoder import handle_of
+
+    found = [handle for module in model.modules() if (handle := handle_of(module)) is not None]
+    return list(dict.fromkeys(found))
 
 
 def _why_not_attended(model: nn.Module | None, is_fsdp2: bool) -> str | None:

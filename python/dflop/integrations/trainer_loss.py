@@ -121,7 +121,10 @@ def check_loss(trainer: Any) -> None:
                 "its loss is not TRL's own (1.14 and 1.16 were tried), so nobody knows what it is a mean over"
             )
     elif of_trl and not any(one.__module__ in _OF_TOKENS for one in of_trl):
-        wrong = "of TRL's trainers `SFTTrainer`, `DPOTrainer` and `RewardTrainer` can be balanced"
+        wrong = (
+            "of TRL's trainers `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `GRPOTrainer` and `RLOOTrainer` can "
+            "be balanced"
+        )
     if wrong is not None:
         message = (
             f"the trainer is a `{kind.__name__}`, and balanced microbatches have unequal numbers of samples: "
@@ -179,17 +182,34 @@ class _Pairs:
         return self._sizes[rank, self._next - 1] * num_means / self._sizes.sum(dim=(0, 1))
 
     def gather(self, theirs: Callable[[Any], Any], values: torch.Tensor) -> Any:
-        """What `gather` of accelerate gives for the pairs of a microbatch; it demands equal counts."""
+        """See `gather_uneven`, for the pairs of a microbatch."""
         counts = self._counts[self._next - 1]
-        own = counts[self._trainer.args.process_index]
-        if not values.dim() or len(values) % own or len(set(counts)) == 1:
-            return theirs(values)
-        # Rewards of both answers are twice as many.
-        lengths = [count * (len(values) // own) for count in counts]
-        padded = values.new_zeros((max(lengths), *values.shape[1:]))
-        padded[: len(values)] = values
-        parts = theirs(padded).chunk(len(lengths))
-        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+        return gather_uneven(theirs, counts, self._trainer.args.process_index, values)
+
+
+def gather_uneven(
+    theirs: Callable[[Any], Any], counts: list[int], rank: int, values: torch.Tensor
+) -> torch.Tensor:
+    """What `gather` of accelerate gives for numbers of each sample of a microbatch; it demands equal counts.
+
+    Args:
+        theirs: `gather` of accelerate.
+        counts: samples of each rank in that microbatch.
+        rank: this one.
+        values: one number a sample, or several behind each other (as rewards of both answers of a pair).
+            Others are gathered as they are.
+
+    Returns:
+        The numbers of all ranks.
+    """
+    own = counts[rank]
+    if not values.dim() or len(values) % own or len(set(counts)) == 1:
+        return theirs(values)
+    lengths = [count * (len(values) // own) for count in counts]
+    padded = values.new_zeros((max(lengths), *values.shape[1:]))
+    padded[: len(values)] = values
+    parts = theirs(padded).chunk(len(lengths))
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
 
 def _weigh_pairs(trainer: Any) -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Samp
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.accelerate import keep_batches, meets_of
+from dflop.integrations.generations import balance_generations, is_generating
 from dflop.integrations.loader import check_length
 from dflop.integrations.padded_rows import watched
 from dflop.integrations.row_costs import costs_of_rows
@@ -61,6 +62,9 @@ def balance(
     samples a step has: `trainer.train` refuses (ValueError) to go on from one whose steps had others, because
     the trainer counts steps, and would leave samples out or train them twice.
 
+    TRL's `GRPOTrainer` and `RLOOTrainer` deal out their prompts as before; what they generate is counted and
+    moves to other ranks, within its step.
+
     Under FSDP2 a microbatch of text alone hangs nobody (`attend_encoder`), in evaluation neither. Under FSDP
     of version 1 and ZeRO-3, and with models of other families, a warning counts the samples of text alone.
 
@@ -84,6 +88,10 @@ def balance(
     from dflop.integrations.trainer_steps import BalancedSteps, load_whole_checkpoints, steps_of
 
     _check(trainer)
+    if is_generating(trainer):
+        _check_generating(costs, model_dir, options)
+        balance_generations(trainer, **options)
+        return trainer
     check_loss(trainer)
     args = trainer.args
     for name in options.keys() & _OF_TRAINER.keys():
@@ -152,6 +160,17 @@ def balance(
     return trainer
 
 
+def _check_generating(costs: Any, model_dir: Any, options: dict[str, Any]) -> None:
+    """Refuses what has no sense for samples that are known only when they are generated."""
+    given = {"costs": costs, "model_dir": model_dir, **options}
+    if unfit := [name for name, value in given.items() if value is not None and name != "is_padded"]:
+        message = (
+            f"`{unfit[0]}` is given, and the trainer generates its samples: their costs are counted when they "
+            "are there, and only `is_padded` can be chosen. Leave it out"
+        )
+        raise ValueError(message)
+
+
 def _is_fsdp2(trainer: Any) -> bool:
     return bool(trainer.accelerator.is_fsdp2) or is_sharded_by_fsdp2(trainer.model)
 
@@ -192,7 +211,7 @@ def _check(trainer: Any) -> None:
     wrong = None
     if trainer.train_dataset is None:
         wrong = "the trainer has no `train_dataset`: give it one, the samples that the costs are of"
-    elif not hasattr(trainer.train_dataset, "__len__"):
+    elif not hasattr(trainer.train_dataset, "__len__") and not is_generating(trainer):
         wrong = (
             "`train_dataset` has no length, and balancing needs the costs of all samples: give one with "
             "positions, or take `dflop.BalancedStream` in a loop of your own"
