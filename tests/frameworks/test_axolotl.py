@@ -48,7 +48,8 @@ def folder(tmp_path_factory):
     tiny_vision.write_messages(folder / "chats.jsonl", samples)
     tiny_vision.write_messages(folder / "texts.jsonl", [(ask, answer, []) for ask, answer, _ in samples])
     # As many pairs as a step has, so that a step of one process has the same ones, in whatever order.
-    tiny_vision.write_answers(folder / "pairs.jsonl", samples[:NUM_PAIRS])
+    tiny_vision.write_answers(folder / "pairs.jsonl", samples[:NUM_PAIRS], are_chats=True)
+    tiny_vision.write_answers(folder / "judged.jsonl", samples[:NUM_PAIRS], are_chats=False)
     tiny_vision.write_judge(folder / "judge")
     return folder
 
@@ -195,6 +196,10 @@ def train_on_ranks(keys, directory, num_ranks=NUM_RANKS):
 
 
 def weights(directory):
+    """Those that trained: of preferences Axolotl saves the frozen model beside the adapters."""
+    adapters = directory / "adapter_model.safetensors"
+    if adapters.exists():
+        return load_file(adapters)
     (file,) = [file for file in directory.glob("*.safetensors") if "model" in file.name]
     return load_file(file)
 
@@ -259,6 +264,9 @@ PREFERENCES = {
     # A mixture with a part that is a mean over the tokens of chosen answers.
     "mixture": {"rl": "dpo", "dpo_loss_type": ["sigmoid", "sft"], "dpo_loss_weights": [0.8, 0.5]},
     "lora": {"rl": "dpo", **LORA, "dflop": {"remove_padding": True}},
+    # Without a second model; with a part that is a mean over chosen tokens, too.
+    "orpo": {"rl": "orpo", "orpo_alpha": 0.5},
+    "simpo": {"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 0.5, "cpo_alpha": 0.7},
     "reward": {"reward_model": True, "center_rewards_coefficient": 0.01},
 }
 
@@ -266,17 +274,21 @@ PREFERENCES = {
 @pytest.mark.parametrize("kind", list(PREFERENCES))
 def test_preferences(kind, folder, tmp_path):
     """Two ranks with uneven microbatches, against Axolotl's own one whose microbatch is the whole step."""
-    form = {"type": "chat_template.default", "field_messages": "input"}
-    changes = {**TEXTS, **PREFERENCES[kind], "learning_rate": 0.02}
+    rows = {"path": str(folder / "pairs.jsonl"), "type": "chat_template.argilla"}
+    changes = {**TEXTS, **PREFERENCES[kind], "learning_rate": 0.05}
+    if kind != "orpo":
+        # The same rows: Axolotl reads them for ORPO by another name.
+        rows["type"] = "chat_template.argilla_chat"
     if kind == "reward":
-        form = {"type": "bradley_terry.chat_template"}
+        rows = {"path": str(folder / "judged.jsonl"), "type": "bradley_terry.chat_template"}
         changes |= {"base_model": str(folder / "judge"), "model_type": "AutoModelForSequenceClassification"}
         changes |= {"num_labels": 1, "freeze_mm_modules": None}
-    changes["datasets"] = [{"path": str(folder / "pairs.jsonl"), "ds_type": "json", "split": "train", **form}]
+    changes["datasets"] = [{**rows, "ds_type": "json", "split": "train"}]
     sizes = {"micro_batch_size": NUM_PAIRS, "gradient_accumulation_steps": 1, "plugins": None, "dflop": None}
     whole = keys_of(folder, tmp_path / "whole", **{**changes, **sizes})
     ((losses, batches),) = results(train_on_ranks(whole, tmp_path / "one", 1))
     assert [len(batch) for batch in batches] == [NUM_PAIRS] * NUM_EPOCHS
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3), "a step that changes what the next one sees"
     sizes = {"micro_batch_size": NUM_PAIRS // 4, "gradient_accumulation_steps": 2}
     keys = keys_of(folder, tmp_path / "out", **{**changes, **sizes})
     ranks = results(train_on_ranks(keys, tmp_path / "ranks"))
@@ -304,20 +316,18 @@ def test_preferences(kind, folder, tmp_path):
         ({"pretraining_dataset": ["a"]}, "`pretraining_dataset` is .*, leave it out"),
         ({"orpo_alpha": 0.1}, "`orpo_alpha` is 0.1, leave it out"),
         ({"process_reward_model": True}, "`process_reward_model` is True, leave it out"),
-        ({"rl": "kto"}, "`rl` is `kto`, must be `dpo` or `ipo` for .* with the mean of its microbatch"),
-        ({"rl": "grpo"}, "`rl` is `grpo`, must be .* answers are generated in training"),
+        ({"rl": "kto"}, "`rl` is `kto`, must be one of `dpo`, .* with the mean of its microbatch"),
+        ({"rl": "grpo"}, "`rl` is `grpo`, must be .* samples are generated in training"),
     ],
 )
 def test_what_cannot_be_balanced_is_refused(changes, message):
-    """With the key."""
-    from axolotl.core.trainers.base import AxolotlTrainer
+    """With the key, before a model is loaded."""
     from axolotl.utils.dict import DictDefault
 
     from dflop.integrations.axolotl import BalancePlugin
 
-    trainer = AxolotlTrainer.__new__(AxolotlTrainer)
     with pytest.raises(ValueError, match=message):
-        BalancePlugin().post_trainer_create(DictDefault(changes), trainer)
+        BalancePlugin().register(DictDefault(changes))
 
 
 def test_texts_beside_a_trained_encoder_are_refused_where_ddp_would_hang(folder, tmp_path):
@@ -326,7 +336,7 @@ def test_texts_beside_a_trained_encoder_are_refused_where_ddp_would_hang(folder,
     ended = train_on_ranks(keys, tmp_path / "ranks")
     assert [rank.status for rank in ended] == [1] * NUM_RANKS
     for rank in ended:
-        assert "8 of 24 rows have nothing for the encoder, which trains" in rank.stderr
+        assert "8 of 24 samples have nothing for the encoder, which trains" in rank.stderr
 
 
 def test_a_trainer_with_a_loss_of_its_own_is_refused():

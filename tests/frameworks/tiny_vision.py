@@ -179,13 +179,20 @@ def write_pairs(path, samples):
     path.write_text(json.dumps(rows))
 
 
-def write_answers(path, samples):
-    """Pairs of texts, as Axolotl's preferences and reward models read them."""
+def write_answers(path, samples, *, are_chats):
+    """Pairs of texts, as Axolotl's preferences read them (chats), and its reward models."""
     draw = random.Random(1)
     lines = []
     for question, answer, _ in samples:
-        other = words(draw, *draw.choice([(1, 5), (1, 5), (60, 80)]))
-        lines.append(json.dumps({"system": "", "input": question, "chosen": answer, "rejected": other}))
+        both = {
+            "chosen": answer,
+            "rejected": words(draw, *draw.choice([(1, 5), (1, 5), (60, 80)])),
+        }
+        row = {"system": "", "input": question, **both}
+        if are_chats:
+            asked = {"role": "user", "content": question}
+            row = {name: [asked, {"role": "assistant", "content": content}] for name, content in both.items()}
+        lines.append(json.dumps(row))
     path.write_text("\n".join(lines))
 
 

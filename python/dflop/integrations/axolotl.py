@@ -29,13 +29,14 @@ _REFUSED = {
     "orpo_alpha": "the loss is no sum over label tokens",
     "process_reward_model": "its loss is a mean over the label tokens of a microbatch",
 }
-_RL = ("dpo", "ipo")
-"""Values of `rl` whose loss is a mean over pairs."""
+_RL = ("dpo", "ipo", "orpo", "simpo")
+"""Values of `rl` whose loss is a mean over pairs, or has a part that is one over tokens."""
+_GENERATED = "samples are generated in training, and of those only TRL's own trainers are balanced"
 _RL_REFUSED = {
     "kto": "an answer is compared with the mean of its microbatch",
-    "grpo": "answers are generated in training, and nobody knows before what they cost",
-    "gdpo": "answers are generated in training, and nobody knows before what they cost",
-    "ebft": "answers are generated in training, and nobody knows before what they cost",
+    "grpo": _GENERATED,
+    "gdpo": _GENERATED,
+    "ebft": _GENERATED,
 }
 _FUSED = ("cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy")
 """Losses inside the model, which Axolotl does not give the label tokens of a step."""
@@ -121,25 +122,25 @@ def _check_keys(cfg: Any) -> None:
             raise ValueError(message)
     if rl and (name := str(getattr(rl, "value", rl))) not in _RL:
         why = _RL_REFUSED.get(name, "nobody knows what its loss is a mean over")
-        allowed = " or ".join(f"`{one}`" for one in _RL)
-        message = f"`rl` is `{name}`, must be {allowed} for balanced batches: {why}"
+        allowed = ", ".join(f"`{one}`" for one in _RL)
+        message = f"`rl` is `{name}`, must be one of {allowed} for balanced batches: {why}"
+        raise ValueError(message)
+    if (degree := cfg.get("context_parallel_size") or 1) > 1:
+        message = f"`context_parallel_size` is {degree}, must be 1 for balanced batches: ranks share samples"
         raise ValueError(message)
 
 
 def _check(cfg: Any, trainer: Any) -> None:
     # Once more: Axolotl has given old keys their new names, and a plugin may have set others.
     _check_keys(cfg)
-    if (degree := cfg.get("context_parallel_size") or 1) > 1:
-        message = f"`context_parallel_size` is {degree}, must be 1 for balanced batches: ranks share samples"
-        raise ValueError(message)
     theirs = type(trainer).compute_loss
     # `balance` looks at what these compute.
     is_known = is_of_pairs(trainer) and theirs.__module__.startswith("trl.")
     if theirs is not AxolotlTrainer.compute_loss and not is_known:
         message = (
-            f"the trainer is a `{type(trainer).__name__}`, must be Axolotl's own for balanced batches: another "
-            "loss may be no sum over the label tokens of the step, and no mean over its pairs (`trainer_cls`, "
-            "plugins)"
+            f"the trainer is a `{type(trainer).__name__}`, must be Axolotl's own for balanced batches: the loss "
+            "of another (`trainer_cls`, plugins) may be no sum over the label tokens of the step, and no mean "
+            "over its pairs"
         )
         raise ValueError(message)
     if (size := cfg.get("image_size")) and "images" in getattr(trainer.train_dataset, "column_names", ()):
