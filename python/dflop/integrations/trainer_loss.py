@@ -130,7 +130,7 @@ def check_loss(trainer: Any) -> None:
         elif "sft" in asked and getattr(trainer.args, "use_weighting", False):
             wrong = "its `loss_type` has `sft`, whose mean `use_weighting` multiplies: leave one of them out"
         elif getattr(getattr(kind, _OF_PAIRS[module], None), "__module__", None) != module:
-            wrong = "its loss is not TRL's own (1.9, 1.14 and 1.16 were tried): nobody knows what it is a mean over"
+            wrong = "its loss is not TRL's own (tried: 1.9, 1.14, 1.16), and may be a mean over anything"
     elif of_trl and not any(one.__module__ in _OF_TOKENS for one in of_trl):
         wrong = (
             "of TRL's trainers `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `GRPOTrainer`, `RLOOTrainer`, "
