@@ -139,8 +139,8 @@ def _check(cfg: Any, trainer: Any) -> None:
     if theirs is not AxolotlTrainer.compute_loss and not is_known:
         message = (
             f"the trainer is a `{type(trainer).__name__}`, must be Axolotl's own for balanced batches: the "
-            "loss of another (`trainer_cls`, plugins) may be neither a sum over the step's label tokens nor a "
-            "mean over its pairs"
+            "loss of another (`trainer_cls`, plugins) may be neither a sum over the step's label tokens "
+            "nor a mean over its pairs"
         )
         raise ValueError(message)
     if (size := cfg.get("image_size")) and "images" in getattr(trainer.train_dataset, "column_names", ()):
