@@ -365,11 +365,14 @@ def test_losses_inside_the_model_are_told():
         _check(DictDefault({"cut_cross_entropy": True}), AxolotlTrainer.__new__(AxolotlTrainer))
 
 
-def test_options_are_looked_at_first():
-    """Before a model is loaded."""
-    from axolotl.utils.dict import DictDefault
-
-    from dflop.integrations.axolotl import BalancePlugin
-
-    with pytest.raises(ValueError, match=r"`dflop.padding` is not known, must be one of `balance_encoder`"):
-        BalancePlugin().register(DictDefault({"dflop": {"padding": True}}))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dflop": {"padding": True}}, r"`dflop.padding` is not known, must be one of `balance_encoder`"),
+        ({"rl": "kto"}, "`rl` is `kto`, must be one of `dpo`"),
+    ],
+)
+def test_a_yaml_is_looked_at_first(changes, message, folder, tmp_path):
+    """While Axolotl reads it, before a model is loaded."""
+    with pytest.raises(ValueError, match=message):
+        loaded(keys_of(folder, tmp_path / "out", **changes), tmp_path)
