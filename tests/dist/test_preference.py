@@ -161,6 +161,7 @@ ODDS = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", list(ODDS))
 def test_preferences_without_a_reference(kind, tmp_path, quiet):
     """ORPO and CPO (SimPO): a mean over pairs, and one over the tokens of chosen answers."""
