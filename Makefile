@@ -119,7 +119,7 @@ test-hostile: setup $(DEV) ## Hostile inputs, within a limit on memory (docs/lim
 	ulimit -v 8388608; $(BIN)/python -m pytest tests/hostile
 
 # `pyproject.toml` names the oldest versions. Oracles that these versions have otherwise (counters of operations, counts of
-# patches, templates of videos) are left out.
+# patches, templates of videos) are left out, and so are tests of TRL's trainers, which no user of ours need have.
 OLDEST := .venv-oldest
 test-oldest: setup ## The tests that train, with the oldest PyTorch and transformers that are taken (5 GB to download; minutes)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(OLDEST)
@@ -129,6 +129,7 @@ test-oldest: setup ## The tests that train, with the oldest PyTorch and transfor
 	$(OLDEST)/bin/python -m pytest tests/dist tests/unit/test_conformance.py tests/unit/test_models.py tests/unit/test_pieces.py \
 	  tests/unit/test_experts.py tests/unit/test_profiling.py tests/unit/test_memory.py tests/unit/test_wide_gradients.py \
 	  --ignore tests/dist/test_examples.py --ignore tests/dist/test_trainers.py \
+	  --ignore tests/dist/test_preference.py --ignore tests/dist/test_generations.py \
 	  -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 # Built from its sources with the PyTorch that is installed, without kernels of its own, and kept apart: `.venv` stays as it is.

@@ -155,6 +155,36 @@ def test_rewards(tmp_path, quiet):
     compare(make, tmp_path)
 
 
+ODDS = {
+    "odds": ("orpo", "ORPO", {"beta": 0.5}),
+    "margins": ("cpo", "CPO", {"loss_type": "simpo", "simpo_gamma": 0.3, "cpo_alpha": 0.7}),
+}
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("kind", list(ODDS))
+def test_preferences_without_a_reference(kind, tmp_path, quiet):
+    """ORPO and CPO (SimPO): a mean over pairs, and one over the tokens of chosen answers."""
+    from importlib import import_module
+
+    package, name, changes = ODDS[kind]
+    place = import_module(f"trl.experimental.{package}")
+
+    def make(folder, accumulation):
+        given = arguments(
+            getattr(place, f"{name}Config"), folder, gradient_accumulation_steps=accumulation, **changes
+        )
+        return getattr(place, f"{name}Trainer")(
+            tiny_text.make_model(), args=given, train_dataset=pairs(), processing_class=spaced_tokenizer()
+        )
+
+    def lines(trainer):
+        remove_padding(trainer.model)
+        balance(trainer)
+
+    compare(make, tmp_path, lines)
+
+
 def spaced_tokenizer():
     from tokenizers import pre_tokenizers
 

@@ -26,6 +26,7 @@ pytest.importorskip("axolotl", reason="Axolotl is not installed: `make test-fram
 os.environ.update(AXOLOTL_DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", WANDB_MODE="disabled")
 PAGE = Path(__file__).resolve().parents[2] / "docs/frameworks.md"
 NUM_RANKS, BATCH_SIZE, NUM_EPOCHS, SEED, LEARNING_RATE = 2, 2, 2, 3, 0.1
+NUM_PAIRS = 16
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,6 +47,10 @@ def folder(tmp_path_factory):
     samples = tiny_vision.chats(folder / "pictures", count=24)
     tiny_vision.write_messages(folder / "chats.jsonl", samples)
     tiny_vision.write_messages(folder / "texts.jsonl", [(ask, answer, []) for ask, answer, _ in samples])
+    # As many pairs as a step has, so that a step of one process has the same ones, in whatever order.
+    tiny_vision.write_answers(folder / "pairs.jsonl", samples[:NUM_PAIRS], are_chats=True)
+    tiny_vision.write_answers(folder / "judged.jsonl", samples[:NUM_PAIRS], are_chats=False)
+    tiny_vision.write_judge(folder / "judge")
     return folder
 
 
@@ -152,7 +157,7 @@ def kept(row):
 
 def named(row):
     """By what a row is told from others."""
-    return str(row.get("messages", row.get("input_ids")))
+    return str(row.get("messages", row.get("input_ids", row.get("chosen_ids"))))
 
 
 def alone(keys, accumulation, directory):
@@ -161,17 +166,17 @@ def alone(keys, accumulation, directory):
     return found
 
 
-def train_on_ranks(keys, directory):
-    """Of each rank its losses, and the rows of each microbatch."""
+def train_on_ranks(keys, directory, num_ranks=NUM_RANKS):
+    """By Axolotl: of each rank its losses, and the rows of each microbatch."""
     port = free_port()
 
     def run(rank):
         from axolotl.cli.args import TrainerCliArgs
         from axolotl.cli.train import do_train
-        from axolotl.core.trainers.base import AxolotlTrainer
+        from transformers import Trainer
 
-        as_launched(rank, port)
-        microbatches, losses, theirs = [], [], AxolotlTrainer.train
+        as_launched(rank, port, num_ranks)
+        microbatches, losses, theirs = [], [], Trainer.train
 
         def train(self, *given, **more):
             collate = self.data_collator
@@ -183,14 +188,18 @@ def train_on_ranks(keys, directory):
             losses.extend(entry["loss"] for entry in self.state.log_history if "loss" in entry)
             return done
 
-        AxolotlTrainer.train = train
+        Trainer.train = train
         do_train(loaded(keys, directory / f"keys{rank}"), TrainerCliArgs())
         return losses, microbatches
 
-    return run_ranks(NUM_RANKS, run, directory, timeout_s=120)
+    return run_ranks(num_ranks, run, directory, timeout_s=120)
 
 
 def weights(directory):
+    """Those that trained: of preferences Axolotl saves the frozen model beside the adapters."""
+    adapters = directory / "adapter_model.safetensors"
+    if adapters.exists():
+        return load_file(adapters)
     (file,) = [file for file in directory.glob("*.safetensors") if "model" in file.name]
     return load_file(file)
 
@@ -249,6 +258,55 @@ def test_all_lines(folder, tmp_path):
     assert tiny_vision.difference(weights(tmp_path / "out"), weights(tmp_path / "alone")) <= TOLERANCE
 
 
+PREFERENCES = {
+    "dpo": {"rl": "dpo"},
+    "ipo": {"rl": "ipo", "rl_beta": 0.5},
+    # A mixture with a part that is a mean over the tokens of chosen answers.
+    "mixture": {"rl": "dpo", "dpo_loss_type": ["sigmoid", "sft"], "dpo_loss_weights": [0.8, 0.5]},
+    "lora": {"rl": "dpo", **LORA, "dflop": {"remove_padding": True}},
+    # Without a second model; with a part that is a mean over chosen tokens, too.
+    "orpo": {"rl": "orpo", "orpo_alpha": 0.5},
+    "simpo": {"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 0.5, "cpo_alpha": 0.7},
+    "reward": {"reward_model": True, "center_rewards_coefficient": 0.01},
+}
+
+
+@pytest.mark.parametrize("kind", list(PREFERENCES))
+def test_preferences(kind, folder, tmp_path):
+    """Two ranks with uneven microbatches, against Axolotl's own one whose microbatch is the whole step."""
+    rows = {"path": str(folder / "pairs.jsonl"), "type": "chat_template.argilla"}
+    changes = {**TEXTS, **PREFERENCES[kind], "learning_rate": 0.05}
+    if kind != "orpo":
+        # The same rows: Axolotl reads them for ORPO by another name.
+        rows["type"] = "chat_template.argilla_chat"
+    if kind == "reward":
+        rows = {"path": str(folder / "judged.jsonl"), "type": "bradley_terry.chat_template"}
+        changes |= {"base_model": str(folder / "judge"), "model_type": "AutoModelForSequenceClassification"}
+        changes |= {"num_labels": 1, "freeze_mm_modules": None}
+    changes["datasets"] = [{**rows, "ds_type": "json", "split": "train"}]
+    sizes = {"micro_batch_size": NUM_PAIRS, "gradient_accumulation_steps": 1, "plugins": None, "dflop": None}
+    whole = keys_of(folder, tmp_path / "whole", **{**changes, **sizes})
+    ((losses, batches),) = results(train_on_ranks(whole, tmp_path / "one", 1))
+    assert [len(batch) for batch in batches] == [NUM_PAIRS] * NUM_EPOCHS
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3), "a step that changes what the next one sees"
+    sizes = {"micro_batch_size": NUM_PAIRS // 4, "gradient_accumulation_steps": 2}
+    keys = keys_of(folder, tmp_path / "out", **{**changes, **sizes})
+    ranks = results(train_on_ranks(keys, tmp_path / "ranks"))
+    for found, _ in ranks:
+        assert found == pytest.approx(losses, rel=1e-4)
+    assert tiny_vision.difference(weights(tmp_path / "out"), weights(tmp_path / "whole")) <= TOLERANCE
+    assert len({len(batch) for _, rank in ranks for batch in rank}) > 1
+    num_batches = len(ranks[0][1]) // NUM_EPOCHS
+    for epoch in range(NUM_EPOCHS):
+        found = [
+            row
+            for _, rank in ranks
+            for batch in rank[epoch * num_batches : (epoch + 1) * num_batches]
+            for row in batch
+        ]
+        assert sorted(found) == sorted(batches[epoch])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -256,18 +314,20 @@ def test_all_lines(folder, tmp_path):
         ({"group_by_length": True}, "`group_by_length` is True, leave it out"),
         ({"sample_packing": True}, "`sample_packing` is True, leave it out"),
         ({"pretraining_dataset": ["a"]}, "`pretraining_dataset` is .*, leave it out"),
+        ({"orpo_alpha": 0.1}, "`orpo_alpha` is 0.1, leave it out"),
+        ({"process_reward_model": True}, "`process_reward_model` is True, leave it out"),
+        ({"rl": "kto"}, "`rl` is `kto`, must be one of `dpo`, .* with the mean of its microbatch"),
+        ({"rl": "grpo"}, "`rl` is `grpo`, must be .* samples are generated in training"),
     ],
 )
 def test_what_cannot_be_balanced_is_refused(changes, message):
-    """With the key."""
-    from axolotl.core.trainers.base import AxolotlTrainer
+    """With the key, before a model is loaded."""
     from axolotl.utils.dict import DictDefault
 
     from dflop.integrations.axolotl import BalancePlugin
 
-    trainer = AxolotlTrainer.__new__(AxolotlTrainer)
     with pytest.raises(ValueError, match=message):
-        BalancePlugin().post_trainer_create(DictDefault(changes), trainer)
+        BalancePlugin().register(DictDefault(changes))
 
 
 def test_texts_beside_a_trained_encoder_are_refused_where_ddp_would_hang(folder, tmp_path):
@@ -276,7 +336,7 @@ def test_texts_beside_a_trained_encoder_are_refused_where_ddp_would_hang(folder,
     ended = train_on_ranks(keys, tmp_path / "ranks")
     assert [rank.status for rank in ended] == [1] * NUM_RANKS
     for rank in ended:
-        assert "8 of 24 rows have nothing for the encoder, which trains" in rank.stderr
+        assert "8 of 24 samples have nothing for the encoder, which trains" in rank.stderr
 
 
 def test_a_trainer_with_a_loss_of_its_own_is_refused():
@@ -290,7 +350,7 @@ def test_a_trainer_with_a_loss_of_its_own_is_refused():
         def compute_loss(self, *given, **named):
             return None
 
-    with pytest.raises(ValueError, match="the trainer is a `Other`, must be an `AxolotlTrainer`"):
+    with pytest.raises(ValueError, match="the trainer is a `Other`, must be Axolotl's own"):
         BalancePlugin().post_trainer_create(DictDefault({}), Other.__new__(Other))
 
 
@@ -305,11 +365,14 @@ def test_losses_inside_the_model_are_told():
         _check(DictDefault({"cut_cross_entropy": True}), AxolotlTrainer.__new__(AxolotlTrainer))
 
 
-def test_options_are_looked_at_first():
-    """Before a model is loaded."""
-    from axolotl.utils.dict import DictDefault
-
-    from dflop.integrations.axolotl import BalancePlugin
-
-    with pytest.raises(ValueError, match=r"`dflop.padding` is not known, must be one of `balance_encoder`"):
-        BalancePlugin().register(DictDefault({"dflop": {"padding": True}}))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dflop": {"padding": True}}, r"`dflop.padding` is not known, must be one of `balance_encoder`"),
+        ({"rl": "kto"}, "`rl` is `kto`, must be one of `dpo`"),
+    ],
+)
+def test_a_yaml_is_looked_at_first(changes, message, folder, tmp_path):
+    """While Axolotl reads it, before a model is loaded."""
+    with pytest.raises(ValueError, match=message):
+        loaded(keys_of(folder, tmp_path / "out", **changes), tmp_path)

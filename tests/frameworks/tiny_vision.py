@@ -35,18 +35,11 @@ def byte_tokens():
     return tokens
 
 
-def write_model(directory, seed=0):
-    """Configuration, weights in float32 and processor; every byte of text is a token."""
-    from transformers import (
-        PreTrainedTokenizerFast,
-        Qwen2_5_VLConfig,
-        Qwen2_5_VLForConditionalGeneration,
-        Qwen2_5_VLProcessor,
-        Qwen2VLImageProcessor,
-        Qwen2VLVideoProcessor,
-    )
+def tokenizer_of_bytes():
+    """The same for transformers, with the special tokens of Qwen2.5-VL."""
+    from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=byte_tokens(),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -54,6 +47,19 @@ def write_model(directory, seed=0):
             token for token in SPECIAL if token not in ("<|im_end|>", "<|endoftext|>")
         ],
     )
+
+
+def write_model(directory, seed=0):
+    """Configuration, weights in float32 and processor; every byte of text is a token."""
+    from transformers import (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    tokenizer = tokenizer_of_bytes()
     ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(list(SPECIAL)), strict=True))
     small = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}}
     processor = Qwen2_5_VLProcessor(
@@ -104,6 +110,34 @@ def write_model(directory, seed=0):
     return directory
 
 
+def write_judge(directory, seed=0):
+    """A tiny Qwen2 that gives one number for a text, with the tokenizer."""
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    tokenizer = tokenizer_of_bytes()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        num_labels=1,
+    )
+    torch.manual_seed(seed)
+    model = Qwen2ForSequenceClassification(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
 def chats(folder, count=26, seed=0):
     """Of each sample its question, its answer and the paths of its pictures; every third has none."""
     from PIL import Image
@@ -143,6 +177,23 @@ def write_pairs(path, samples):
         for question, answer, pictures in samples
     ]
     path.write_text(json.dumps(rows))
+
+
+def write_answers(path, samples, *, are_chats):
+    """Pairs of texts, as Axolotl's preferences read them (chats), and its reward models."""
+    draw = random.Random(1)
+    lines = []
+    for question, answer, _ in samples:
+        both = {
+            "chosen": answer,
+            "rejected": words(draw, *draw.choice([(1, 5), (1, 5), (60, 80)])),
+        }
+        row = {"system": "", "input": question, **both}
+        if are_chats:
+            asked = {"role": "user", "content": question}
+            row = {name: [asked, {"role": "assistant", "content": content}] for name, content in both.items()}
+        lines.append(json.dumps(row))
+    path.write_text("\n".join(lines))
 
 
 def write_sharegpt(path, samples):

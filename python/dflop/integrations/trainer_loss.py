@@ -2,6 +2,7 @@
 
 sum over label tokens / those of the step -> as it is, or `mean_over_tokens` in its place
 mean over the pairs of a microbatch       -> times the microbatch's share of the step's pairs
+a part over tokens of chosen answers      -> that part times its share of those tokens
 any other                                 -> refused
 """
 
@@ -28,8 +29,20 @@ _OF_PAIRS = {
     "trl.trainer.reward_trainer": "compute_loss",
     "llamafactory.train.dpo.trainer": "get_batch_loss_metrics",
     "swift.rlhf_trainers.dpo_trainer": "get_batch_loss_metrics",
+    "trl.experimental.orpo.orpo_trainer": "get_batch_loss_metrics",
+    "trl.experimental.cpo.cpo_trainer": "get_batch_loss_metrics",
 }
 """Modules whose loss is a mean over the pairs of a microbatch."""
+
+_WITH_TOKENS: dict[str, tuple[Callable[[Any], float], Callable[[Any], torch.Tensor]]] = {
+    # The part's factor, of the trainer; which chosen tokens it has, of a batch.
+    "trl.experimental.orpo.orpo_trainer": (lambda _: 1.0, lambda batch: batch["chosen_attention_mask"]),
+    "trl.experimental.cpo.cpo_trainer": (
+        lambda trainer: trainer.cpo_alpha,
+        lambda batch: batch["chosen_labels"] != -100,
+    ),
+}
+"""Those of them whose loss has a part that is a mean over tokens of chosen answers (`nll_loss`)."""
 
 _OF_TOKENS = ("transformers.", "trl.trainer.sft_trainer")
 """Modules whose `compute_loss` divides by `num_items_in_batch`, or lets the model do it."""
@@ -117,13 +130,11 @@ def check_loss(trainer: Any) -> None:
         elif "sft" in asked and getattr(trainer.args, "use_weighting", False):
             wrong = "its `loss_type` has `sft`, whose mean `use_weighting` multiplies: leave one of them out"
         elif getattr(getattr(kind, _OF_PAIRS[module], None), "__module__", None) != module:
-            wrong = (
-                "its loss is not TRL's own (1.14 and 1.16 were tried), so nobody knows what it is a mean over"
-            )
+            wrong = "its loss is not TRL's own (tried: 1.9, 1.14, 1.16), and may be a mean over anything"
     elif of_trl and not any(one.__module__ in _OF_TOKENS for one in of_trl):
         wrong = (
-            "of TRL's trainers `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `GRPOTrainer` and `RLOOTrainer` "
-            "can be balanced"
+            "of TRL's trainers `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `GRPOTrainer`, `RLOOTrainer`, "
+            "`ORPOTrainer` and `CPOTrainer` can be balanced"
         )
     if wrong is not None:
         message = (
@@ -162,13 +173,16 @@ class _Pairs:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        module = _module_of_pairs(type(trainer))
+        self._tokens_of = _WITH_TOKENS[module][1] if module in _WITH_TOKENS else None
         self._sizes = torch.zeros(0)
         self._counts: list[list[int]] = []
         self._next = 0
 
     def begin(self, batches: list[Any]) -> None:
         """A step of these microbatches on this rank."""
-        mine = torch.stack(list(map(_sizes, batches)))[None].to(self._trainer.accelerator.device)
+        sizes = [_sizes(batch, self._tokens_of) for batch in batches]
+        mine = torch.stack(sizes)[None].to(self._trainer.accelerator.device)
         is_alone = self._trainer.args.world_size == 1
         self._sizes = mine if is_alone else self._trainer.accelerator.gather(mine)
         self._counts = self._sizes[..., 0].long().T.tolist()
@@ -220,6 +234,18 @@ def _weigh_pairs(trainer: Any) -> None:
     shares = list(getattr(trainer, "loss_weights", None) or ())
     of_tokens = [name == "sft" for name in getattr(trainer, "loss_types", ())]
     pairs = _Pairs(trainer)
+    module = _module_of_pairs(type(trainer))
+    factor = _WITH_TOKENS[module][0](trainer) if module in _WITH_TOKENS else 0.0
+    over_tokens: list[torch.Tensor] = []
+    if factor:
+        forward_of_theirs = trainer.concatenated_forward
+
+        def concatenated_forward(*given: Any, **named: Any) -> Any:
+            found = forward_of_theirs(*given, **named)
+            over_tokens[:] = [found[4]]
+            return found
+
+        trainer.concatenated_forward = concatenated_forward
 
     def get_batch_samples(*given: Any, **named: Any) -> Any:
         found = samples_of_theirs(*given, **named)
@@ -244,15 +270,23 @@ def _weigh_pairs(trainer: Any) -> None:
             trainer.accelerator.gather = gather_of_theirs
             if shares:
                 trainer.loss_weights = shares
-        return (found[0] * of_pair, *found[1:]) if isinstance(found, tuple) else found * of_pair
+        loss, *others = found if isinstance(found, tuple) else (found,)
+        loss = loss * of_pair
+        if factor:
+            loss = loss + factor * (of_token - of_pair) * over_tokens.pop()
+        return (loss, *others) if isinstance(found, tuple) else loss
 
     trainer.get_batch_samples, trainer.compute_loss = get_batch_samples, compute_loss
 
 
-def _sizes(batch: Any) -> torch.Tensor:
-    """Pairs, and tokens of their chosen answers: TRL stacks the rejected below the chosen ones."""
-    num_pairs = int(batch["input_ids"].shape[0]) // 2
-    mask = batch.get("completion_mask")
+def _sizes(batch: Any, tokens_of: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
+    """Pairs, and tokens of their chosen answers; without `tokens_of` the rejected stand below the chosen."""
+    if tokens_of is not None:
+        mask = tokens_of(batch)
+        num_pairs = len(mask)
+    else:
+        num_pairs = int(batch["input_ids"].shape[0]) // 2
+        mask = batch.get("completion_mask")
     num_tokens = torch.zeros(()) if mask is None else mask[:num_pairs, 1:].sum().float()
     return torch.stack([torch.tensor(float(num_pairs), device=num_tokens.device), num_tokens])
 
