@@ -59,6 +59,9 @@ _ALONE = {
 
 _STRATEGIES = ("fsdp2", "ddp")
 
+_COUNTS = ("n_images_per_sample", "n_videos_per_sample", "num_patches")
+"""What the collation says of this rank's media, for models of Automodel's own; others hand it on to their encoder."""
+
 _OF_ENCODER = (
     "Set `distributed.find_unused_parameters: true`, or `dflop: {balance_encoder: true}`, or freeze it "
     "(`freeze_config.freeze_vision_tower: true`)"
@@ -131,6 +134,7 @@ class BalancedRecipeForVLM(FinetuneRecipeForVLM):
         """The loader of this rank; takes the other lines, too."""
         lines, of_sampler = split_lines(options)
         model, theirs = self.model_parts[0], built.dataloader
+        collate = theirs.collate_fn
         is_ddp = _strategy(self.cfg) == "ddp"
         found = self._costs(config, built, of_sampler.pop(_PROFILE, None))
         if "balance_encoder" in lines:
@@ -139,6 +143,7 @@ class BalancedRecipeForVLM(FinetuneRecipeForVLM):
             # What the second line makes even already is none of the first one's.
             found = found.llm_alone()
             balance_encoder(unwrapped(model))
+            collate = partial(_without_counts, collate)
         if "remove_padding" in lines:
             from dflop.integrations.padding import remove_padding
 
@@ -153,7 +158,8 @@ class BalancedRecipeForVLM(FinetuneRecipeForVLM):
                 "seed": self.cfg.get("seed", 42),
                 "shuffle": config.shuffle,
                 "drop_last": config.drop_last,
-                "meets": "step" if is_ddp else "phase",
+                # Ranks that share the encoder's work meet in each microbatch.
+                "meets": "step" if is_ddp and "balance_encoder" not in lines else "phase",
                 "is_padded": "remove_padding" not in lines,
                 **of_sampler,
             },
@@ -167,7 +173,7 @@ class BalancedRecipeForVLM(FinetuneRecipeForVLM):
         return BalancedLoader(
             theirs.dataset,
             sampler,
-            collate_fn=theirs.collate_fn,
+            collate_fn=collate,
             num_workers=config.num_workers,
             pin_memory=config.pin_memory,
             persistent_workers=config.persistent_workers,
@@ -192,6 +198,13 @@ class BalancedRecipeForVLM(FinetuneRecipeForVLM):
             return super()._run_validation_epoch(val_dataloader)
         with meeting_in_evaluation(self.model_parts[0], is_fsdp2=True):
             return super()._run_validation_epoch(val_dataloader)
+
+
+def _without_counts(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Any:
+    batch = collate(rows)
+    for name in _COUNTS:
+        batch.pop(name, None)
+    return batch
 
 
 def _strategy(cfg: Any) -> str:
