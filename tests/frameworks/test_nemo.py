@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
     samples = tiny_vision.chats(folder / "pictures", count=NUM_SAMPLES)
     # In turn a chat with pictures and one without: of batches of two ranks one is of text alone.
     alone = [sample for sample in samples if not sample[2]]
-    mixed = [sample for pair in zip(samples[::3], alone, strict=False) for sample in pair]
+    mixed = [sample for pair in zip(samples[: 3 * STEP : 3], alone, strict=False) for sample in pair]
     for name, found in {"chats": samples, "mixed": mixed}.items():
         tiny_vision.write_sharegpt(folder / f"{name}.json", found)
         (folder / f"{name}_meta.json").write_text(json.dumps({name: {"file_name": f"{name}.json"}}))
@@ -122,21 +122,19 @@ KINDS = {
 def on_cpu():
     """The recipe takes the device to be a GPU in four places."""
     from nemo_automodel._transformers import auto_model
-    from nemo_automodel.recipes.vlm import finetune
+    from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 
     torch.cuda.current_device = lambda: 0
     torch.cuda.reset_peak_memory_stats = lambda *_: None
-    apply, move = auto_model.apply_model_infrastructure, finetune._move_to_device
+    apply, loss = auto_model.apply_model_infrastructure, MaskedCrossEntropy.forward
+    cpu = {"device": torch.device("cpu")}
+    auto_model.apply_model_infrastructure = lambda *given, **named: apply(*given, **{**named, **cpu})
 
-    def moved(value, device):
-        # What goes to a GPU arrives without the gaps of a slice, which its loss cannot read.
-        found = move(value, device)
-        return found.contiguous() if isinstance(found, torch.Tensor) else found
+    def forward(self, logits, labels, **named):
+        # What goes to a GPU arrives there without the gaps of a slice.
+        return loss(self, logits, labels.contiguous(), **named)
 
-    auto_model.apply_model_infrastructure = lambda *given, **named: apply(
-        *given, **{**named, "device": torch.device("cpu")}
-    )
-    finetune._move_to_device = moved
+    MaskedCrossEntropy.forward = forward
 
 
 def trained(keys, num_ranks, directory):
@@ -235,13 +233,21 @@ def _check_epochs(ranks):
 
 
 def test_shuffled_epochs_differ(folder, tmp_path):
-    """As Automodel shuffles unless `dataloader.shuffle` says otherwise; with workers."""
-    changes = {"dataloader": {"shuffle": True, "num_workers": 0}}
-    ranks = results(
-        trained(keys_of(folder, tmp_path / "out", **changes), NUM_RANKS, tmp_path / "ranks")
-    )
+    """As Automodel shuffles unless `dataloader.shuffle` says otherwise; a profile gives the same batches."""
+    from dflop.data.saved import profile_records
+    from dflop.integrations.nemo.rows import records_of
+    from nemo_automodel.components.datasets.vlm.datasets import make_meta_dataset
+
+    rows = list(make_meta_dataset(folder / "chats_meta.json"))
+    records = records_of(rows, lambda conversation: conversation)
+    (tmp_path / "profile").mkdir()
+    path, *_ = profile_records(records, folder / "model", tmp_path / "profile", folder)
+    keys = keys_of(folder, tmp_path / "out", dataloader={"shuffle": True})
+    ranks = results(trained(keys, NUM_RANKS, tmp_path / "ranks"))
     first, second = _check_epochs(ranks)
     assert first != second
+    keys = keys_of(folder, tmp_path / "again", dataloader={"shuffle": True}, dflop={"data_profile": str(path)})
+    assert results(trained(keys, NUM_RANKS, tmp_path / "again")) == ranks
 
 
 @pytest.mark.parametrize(
