@@ -31,9 +31,6 @@ ITS_OWN = "nemo_automodel.components."
 @pytest.fixture(scope="module", autouse=True)
 def _imported():
     """Once, before ranks are forked."""
-    import nemo_automodel._transformers.auto_model
-    import nemo_automodel.cli.app
-
     import dflop.integrations.nemo.recipe  # noqa: F401
 
 
@@ -234,9 +231,10 @@ def _check_epochs(ranks):
 
 def test_shuffled_epochs_differ(folder, tmp_path):
     """As Automodel shuffles unless `dataloader.shuffle` says otherwise; a profile gives the same batches."""
+    from nemo_automodel.components.datasets.vlm.datasets import make_meta_dataset
+
     from dflop.data.saved import profile_records
     from dflop.integrations.nemo.rows import records_of
-    from nemo_automodel.components.datasets.vlm.datasets import make_meta_dataset
 
     rows = list(make_meta_dataset(folder / "chats_meta.json"))
     records = records_of(rows, lambda conversation: conversation)
@@ -246,7 +244,9 @@ def test_shuffled_epochs_differ(folder, tmp_path):
     ranks = results(trained(keys, NUM_RANKS, tmp_path / "ranks"))
     first, second = _check_epochs(ranks)
     assert first != second
-    keys = keys_of(folder, tmp_path / "again", dataloader={"shuffle": True}, dflop={"data_profile": str(path)})
+    keys = keys_of(
+        folder, tmp_path / "again", dataloader={"shuffle": True}, dflop={"data_profile": str(path)}
+    )
     assert results(trained(keys, NUM_RANKS, tmp_path / "again")) == ranks
 
 
@@ -305,7 +305,9 @@ def test_all_lines_and_evaluation(folder, tmp_path):
     assert losses(tmp_path / "out") == pytest.approx(theirs, rel=1e-4)
     assert tiny_vision.difference(weights(tmp_path / "out"), expected) <= TOLERANCE
     of_both = [tmp_path / name / "validation.jsonl" for name in ("out", "alone/out")]
-    found, its = ([json.loads(line)["val_loss"] for line in file.read_text().splitlines()] for file in of_both)
+    found, its = (
+        [json.loads(line)["val_loss"] for line in file.read_text().splitlines()] for file in of_both
+    )
     assert found == pytest.approx(its, rel=1e-4)
     assert len(found) >= 4
 
@@ -393,13 +395,19 @@ def test_rows_that_nobody_can_count_are_refused(row, message):
     [
         ({"distributed": {"pp_size": 2}}, "`distributed.pp_size` is 2, must be 1 for balanced batches"),
         ({"distributed": {"cp_size": 2}}, "`distributed.cp_size` is 2, must be 1 for balanced batches"),
-        ({"distributed": {"strategy": "megatron_fsdp"}}, "`distributed.strategy` is 'megatron_fsdp', must be"),
+        (
+            {"distributed": {"strategy": "megatron_fsdp"}},
+            "`distributed.strategy` is 'megatron_fsdp', must be",
+        ),
         (
             {"distributed": {"tp_size": 2}, "dflop": {"balance_encoder": True}},
             "`distributed.tp_size` is 2, must be 1 for `dflop.balance_encoder`",
         ),
         ({"dflop": {"padding": True}}, "`dflop.padding` is not known, must be one of `balance_encoder`"),
-        ({"packed_sequence": {"pack_size": 64}}, "`packed_sequence.pack_size` is 64, leave `packed_sequence` out"),
+        (
+            {"packed_sequence": {"pack_size": 64}},
+            "`packed_sequence.pack_size` is 64, leave `packed_sequence` out",
+        ),
         ({"dataset": {"shard_data": True}}, "`dataset.shard_data` is true, must be false"),
         (
             {

@@ -4,7 +4,7 @@ recipe: dflop.integrations.nemo.recipe.BalancedRecipeForVLM   # in place of Fine
 dflop: {remove_padding: true}                                 # if anything is asked for
 
 YAML --> options under `dflop`, checked --> Automodel builds model, dataset and collation
-     --> the lines that were asked for, on the model --> costs of the rows --> `BalancedLoader` in place of its loader
+     --> costs of the rows, the lines that were asked for --> `BalancedLoader` in place of its loader
 
 Automodel sums each microbatch's loss and divides it by the label tokens of the whole step on all ranks.
 """
@@ -52,7 +52,7 @@ _PROFILE = "data_profile"
 """The key that names a data profile, instead of costs that are counted."""
 
 _ALONE = {
-    "pp_size": "a pipeline takes `local_batch_size` samples a microbatch, and balanced ones have uneven counts",
+    "pp_size": "a pipeline takes `local_batch_size` samples a microbatch, and balanced ones differ",
     "cp_size": "ranks share samples",
 }
 """Degrees that must be 1."""
@@ -60,7 +60,7 @@ _ALONE = {
 _STRATEGIES = ("fsdp2", "ddp")
 
 _COUNTS = ("n_images_per_sample", "n_videos_per_sample", "num_patches")
-"""What the collation says of this rank's media, for models of Automodel's own; others hand it on to their encoder."""
+"""What the collation says of this rank's media to models of Automodel's own; others hand it to their encoder."""
 
 _OF_ENCODER = (
     "Set `distributed.find_unused_parameters: true`, or `dflop: {balance_encoder: true}`, or freeze it "
@@ -221,8 +221,8 @@ def _num_buckets(cfg: Any, batch_size: int, num_ranks: int) -> int:
     size = cfg.step_scheduler.global_batch_size
     if size % (batch_size * num_ranks):
         message = (
-            f"`step_scheduler.global_batch_size` is {size}, must be a multiple of `local_batch_size` x data-parallel "
-            f"ranks, {batch_size} x {num_ranks}"
+            f"`step_scheduler.global_batch_size` is {size}, must be a multiple of `local_batch_size` x "
+            f"data-parallel ranks, {batch_size} x {num_ranks}"
         )
         raise ValueError(message)
     return size // batch_size
@@ -235,34 +235,36 @@ def _check(cfg: Any, config: Any, options: dict[str, Any]) -> None:
             raise ValueError(message)
     if (strategy := _strategy(cfg)) not in _STRATEGIES:
         message = (
-            f"`distributed.strategy` is {strategy!r}, must be 'fsdp2' or 'ddp' for balanced batches: no other was tried"
+            f"`distributed.strategy` is {strategy!r}, must be 'fsdp2' or 'ddp' for balanced batches: no other "
+            "was tried"
         )
         raise ValueError(message)
     for name in ("tp_size", "ep_size"):
         if options.get("balance_encoder") and (degree := _degree(cfg, name)) > 1:
             message = (
-                f"`distributed.{name}` is {degree}, must be 1 for `dflop.balance_encoder`: the encoder's work is shared "
-                "out over data-parallel ranks that hold all of it"
+                f"`distributed.{name}` is {degree}, must be 1 for `dflop.balance_encoder`: the encoder's work "
+                "is shared out over data-parallel ranks that hold all of it"
             )
             raise ValueError(message)
     if config is None:
         return
     if config.packing is not None:
         message = (
-            f"`packed_sequence.pack_size` is {config.packing.pack_size}, leave `packed_sequence` out for balanced "
-            "batches: it makes rows of several samples before they are balanced"
+            f"`packed_sequence.pack_size` is {config.packing.pack_size}, leave `packed_sequence` out for "
+            "balanced batches: it makes rows of several samples before they are balanced"
         )
         raise ValueError(message)
     if getattr(config.dataset_config, "shard_data", False):
         message = (
-            "`dataset.shard_data` is true, must be false for balanced batches: balancing needs the rows of all ranks"
+            "`dataset.shard_data` is true, must be false for balanced batches: balancing needs the rows of all "
+            "ranks"
         )
         raise ValueError(message)
     length = None if config.collator is None else config.collator.kwargs.get("max_length")
     if length is not None and not options.get("remove_padding"):
         message = (
-            f"`dataloader.collate_fn.max_length` is {length}, leave it out or set `dflop.remove_padding`: it pads every "
-            "row to that length, so no batch is lighter than another"
+            f"`dataloader.collate_fn.max_length` is {length}, leave it out or set `dflop.remove_padding`: it "
+            "pads every row to that length, so no batch is lighter than another"
         )
         raise ValueError(message)
 
@@ -271,14 +273,14 @@ def _check_text_alone(model: Any, sampler: BalancedBatchSampler) -> None:
     num_alone, num_samples = sampler.num_text_alone, int(sampler.state_dict()["num_samples"])
     if 0 < num_alone < num_samples and waits_for_encoder(model):
         message = (
-            f"{num_alone} of {num_samples} rows have nothing for the encoder, which trains: after a microbatch of those "
-            f"alone DDP waits for its gradients for ever. {_OF_ENCODER}"
+            f"{num_alone} of {num_samples} rows have nothing for the encoder, which trains: after a microbatch "
+            f"of those alone DDP waits for its gradients for ever. {_OF_ENCODER}"
         )
         raise ValueError(message)
 
 
 def main() -> None:
-    """What Automodel starts on each device of a machine: reads `-c train.yaml` and what follows, and trains."""
+    """What Automodel starts on each device: reads `-c train.yaml` and what follows, and trains."""
     recipe = BalancedRecipeForVLM(parse_args_and_load_config())
     recipe.setup()
     recipe.run_train_validation_loop()

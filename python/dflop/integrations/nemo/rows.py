@@ -1,6 +1,7 @@
 """The rows of Automodel's datasets as records that `costs_of_rows` counts.
 
-conversation with parts --> {"messages": ...}; a picture in memory --> a blank one of its size, of which the size counts
+conversation with parts --> {"messages": ...}
+picture in memory       --> a blank one of its size, as the size alone counts
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from PIL import Image
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_HINT = "give `dflop.data_profile`: the path of a profile that `dflop profile data` makes of the same rows in the same order"
+_HINT = (
+    "give `dflop.data_profile`: the path of a profile that `dflop profile data` makes of the same rows in the "
+    "same order"
+)
 _MEDIA = ("image", "video", "audio")
 _SAME = {"type", *_MEDIA, "text"}
 """What a part may hold without a size of another rule."""
@@ -46,8 +50,8 @@ def records_of(dataset: Any, with_blank_picture: Callable[[Any], Any]) -> list[d
         conversation = row.get("conversation") if isinstance(row, dict) else None
         if not conversation:
             message = (
-                f"row {position} of the dataset has no `conversation` and no `input_ids`, must have one of them to be "
-                f"counted; {_HINT}"
+                f"row {position} of the dataset has no `conversation` and no `input_ids`, must have one of them "
+                f"to be counted; {_HINT}"
             )
             raise ValueError(message)
         if is_filled and not _has_media(conversation):
@@ -83,8 +87,8 @@ def _part(part: Any, position: int) -> Any:
     medium = part[kind]
     if others := sorted(part.keys() - _SAME):
         message = (
-            f"row {position} of the dataset has {_named(kind)} with `{others[0]}`, must have none: its size is then "
-            f"another than that of the file; {_HINT}"
+            f"row {position} of the dataset has {_named(kind)} with `{others[0]}`, must have none: its size is "
+            f"then another than that of the file; {_HINT}"
         )
         raise ValueError(message)
     if isinstance(medium, Image.Image):
