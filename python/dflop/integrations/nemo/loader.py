@@ -27,7 +27,7 @@ class BalancedLoader(StatefulDataLoader):
             **options: of the DataLoader.
         """
         super().__init__(dataset, batch_sampler=sampler, **options)
-        # The step scheduler chooses the epoch of this attribute. torch fills it with a sampler that it never asks.
+        # The step scheduler sets the epoch of this attribute. torch has a sampler there that it never asks.
         object.__setattr__(self, "sampler", sampler)
         self._balanced = sampler
         self._begun = sampler.epoch
@@ -67,9 +67,9 @@ class BalancedLoader(StatefulDataLoader):
         """
         if _BEGUN not in state_dict:
             message = (
-                "the checkpoint's loader is none of balanced batches, and goes on without them alone: samples "
-                "would be left out or trained twice. Go on with `recipe: FinetuneRecipeForVLM`, or begin anew "
-                "in another `checkpoint.checkpoint_dir`"
+                "the checkpoint's loader is none of balanced batches, and goes on without them alone: "
+                "samples would be left out or trained twice. Go on with `recipe: FinetuneRecipeForVLM`, or "
+                "begin anew in another `checkpoint.checkpoint_dir`"
             )
             raise ValueError(message)
         self._balanced.load_state_dict(state_dict)

@@ -60,7 +60,7 @@ _ALONE = {
 _STRATEGIES = ("fsdp2", "ddp")
 
 _COUNTS = ("n_images_per_sample", "n_videos_per_sample", "num_patches")
-"""What the collation says of this rank's media to models of Automodel's own; others hand it to their encoder."""
+"""What the collation says of this rank's media to models of its own; others hand it to their encoder."""
 
 _OF_ENCODER = (
     "Set `distributed.find_unused_parameters: true`, or `dflop: {balance_encoder: true}`, or freeze it "
@@ -235,15 +235,15 @@ def _check(cfg: Any, config: Any, options: dict[str, Any]) -> None:
             raise ValueError(message)
     if (strategy := _strategy(cfg)) not in _STRATEGIES:
         message = (
-            f"`distributed.strategy` is {strategy!r}, must be 'fsdp2' or 'ddp' for balanced batches: no other "
-            "was tried"
+            f"`distributed.strategy` is {strategy!r}, must be 'fsdp2' or 'ddp' for balanced batches: no "
+            "other was tried"
         )
         raise ValueError(message)
     for name in ("tp_size", "ep_size"):
         if options.get("balance_encoder") and (degree := _degree(cfg, name)) > 1:
             message = (
-                f"`distributed.{name}` is {degree}, must be 1 for `dflop.balance_encoder`: the encoder's work "
-                "is shared out over data-parallel ranks that hold all of it"
+                f"`distributed.{name}` is {degree}, must be 1 for `dflop.balance_encoder`: the encoder's "
+                "work is shared out over data-parallel ranks that hold all of it"
             )
             raise ValueError(message)
     if config is None:
@@ -256,8 +256,8 @@ def _check(cfg: Any, config: Any, options: dict[str, Any]) -> None:
         raise ValueError(message)
     if getattr(config.dataset_config, "shard_data", False):
         message = (
-            "`dataset.shard_data` is true, must be false for balanced batches: balancing needs the rows of all "
-            "ranks"
+            "`dataset.shard_data` is true, must be false for balanced batches: balancing needs the rows of "
+            "all ranks"
         )
         raise ValueError(message)
     length = None if config.collator is None else config.collator.kwargs.get("max_length")
@@ -273,8 +273,8 @@ def _check_text_alone(model: Any, sampler: BalancedBatchSampler) -> None:
     num_alone, num_samples = sampler.num_text_alone, int(sampler.state_dict()["num_samples"])
     if 0 < num_alone < num_samples and waits_for_encoder(model):
         message = (
-            f"{num_alone} of {num_samples} rows have nothing for the encoder, which trains: after a microbatch "
-            f"of those alone DDP waits for its gradients for ever. {_OF_ENCODER}"
+            f"{num_alone} of {num_samples} rows have nothing for the encoder, which trains: after a "
+            f"microbatch of those alone DDP waits for its gradients for ever. {_OF_ENCODER}"
         )
         raise ValueError(message)
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HINT = (
-    "give `dflop.data_profile`: the path of a profile that `dflop profile data` makes of the same rows in the "
-    "same order"
+    "give `dflop.data_profile`: the path of a profile that `dflop profile data` makes of the same rows in "
+    "the same order"
 )
 _MEDIA = ("image", "video", "audio")
 _SAME = {"type", *_MEDIA, "text"}
@@ -50,8 +50,8 @@ def records_of(dataset: Any, with_blank_picture: Callable[[Any], Any]) -> list[d
         conversation = row.get("conversation") if isinstance(row, dict) else None
         if not conversation:
             message = (
-                f"row {position} of the dataset has no `conversation` and no `input_ids`, must have one of them "
-                f"to be counted; {_HINT}"
+                f"row {position} of the dataset has no `conversation` and no `input_ids`, must have one of "
+                f"them to be counted; {_HINT}"
             )
             raise ValueError(message)
         if is_filled and not _has_media(conversation):
@@ -87,8 +87,8 @@ def _part(part: Any, position: int) -> Any:
     medium = part[kind]
     if others := sorted(part.keys() - _SAME):
         message = (
-            f"row {position} of the dataset has {_named(kind)} with `{others[0]}`, must have none: its size is "
-            f"then another than that of the file; {_HINT}"
+            f"row {position} of the dataset has {_named(kind)} with `{others[0]}`, must have none: its size "
+            f"is then another than that of the file; {_HINT}"
         )
         raise ValueError(message)
     if isinstance(medium, Image.Image):
