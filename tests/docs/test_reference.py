@@ -35,7 +35,7 @@ def imported() -> set[tuple[str, str]]:
             r"^from (dflop\.integrations\.\w+) import ([\w, ]+)", text, flags=re.M
         ):
             found |= {(module, name) for name in names.split(", ")}
-        found |= set(re.findall(r"(dflop\.integrations\.(?!loader|encoder|padding|loss)\w+)\.(\w+)", text))
+        found |= set(re.findall(r"(dflop\.integrations\.(?!loader|encoder|padding|loss)[\w.]+)\.(\w+)", text))
     return found
 
 
@@ -56,9 +56,10 @@ def test_what_python_has_is_there(name: str) -> None:
     """The site is made from the sources; what it shows must also be importable."""
     module, _, attribute = name.rpartition(".")
     if module.startswith("dflop.integrations."):
-        package = module.rpartition(".")[2]
+        package = module.split(".")[2]
         if package not in {"loader", "encoder", "padding", "loss", "verl"}:
-            pytest.importorskip({"energon": "megatron.energon"}.get(package, package))
+            others = {"energon": "megatron.energon", "nemo": "nemo_automodel"}
+            pytest.importorskip(others.get(package, package))
     assert hasattr(importlib.import_module(module), attribute)
 
 

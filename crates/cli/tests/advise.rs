@@ -170,8 +170,10 @@ fn frameworks_are_simulated_with_padding() {
         ("swift", "register(remove_padding=True)"),
         ("llamafactory", "  remove_padding: true"),
         ("axolotl", "  remove_padding: true"),
+        ("nemo", "  remove_padding: true"),
     ] {
-        let found = with(&["--trainer", trainer]);
+        // Ranks of Automodel meet in each layer, unless it is told otherwise.
+        let found = with(&["--trainer", trainer, "--meets", "step"]);
         assert_eq!(found["ways"], padded["ways"], "{trainer}");
         let code = found["code"].as_array().unwrap();
         assert!(code.iter().any(|line| line == option), "{found}");
@@ -183,9 +185,16 @@ fn frameworks_are_simulated_with_padding() {
     assert!(flat["code"].as_array().unwrap().iter().any(|line| line == "batch_flattening: true"), "{flat}");
     // Another spelling of the name.
     assert_eq!(with(&["--trainer", "ms-swift"])["code"], with(&["--trainer", "swift"])["code"]);
-    let refused = [&arguments[..], &["--trainer", "llamafactory", "--padded=false"]].concat();
-    let said = session.dflop(&[&["advise"], &refused[..]].concat());
-    assert!(said.contains("status: 2") && said.contains("`--padded` is false, must be true"), "{said}");
+    assert_eq!(
+        with(&["--trainer", "nemo"])["ways"],
+        with(&["--trainer", "nemo", "--meets", "phase", "--padded"])["ways"]
+    );
+    for trainer in ["llamafactory", "nemo"] {
+        let refused = [&arguments[..], &["--trainer", trainer, "--padded=false"]].concat();
+        let said = session.dflop(&[&["advise"], &refused[..]].concat());
+        let rule = format!("`--padded` is false, must be true with `--trainer {trainer}`");
+        assert!(said.contains("status: 2") && said.contains(&rule), "{said}");
+    }
 }
 
 /// A frozen encoder has less of the work, adapters leave the LLM less; a configuration says so by itself, and the code repeats it.

@@ -8,6 +8,7 @@
               swift.register            ms-swift
               llamafactory.train        LLaMA-Factory, as a command
               axolotl.BalancePlugin     Axolotl
+              nemo.recipe               NeMo Automodel
               torchtitan, energon, verl
     encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound
               encoder.attend_encoder    alone: text alone hangs nobody under FSDP2; text_alone.py takes it

@@ -113,16 +113,7 @@ def unused_in_ddp(trainer: Any, text_alone: tuple[int, int]) -> str | None:
         return None
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or handler.find_unused_parameters:
         return None
-    whole = unwrapped(trainer.model)
-    # The second line gives every parameter of the encoder that features depend on a gradient on every rank.
-    if handles_of(whole):
-        return None
-    try:
-        parts = (backbone_of(trainer.model), whole.get_output_embeddings())
-    except ValueError:
-        return None
-    of_llm = {id(weight) for part in parts if part is not None for weight in part.parameters()}
-    if not any(weight.requires_grad and id(weight) not in of_llm for weight in whole.parameters()):
+    if not waits_for_encoder(trainer.model):
         return None
     return (
         f"{num_alone} of {num_samples} samples have nothing for the encoder, which trains: after a "
@@ -144,6 +135,27 @@ def handles_of(model: nn.Module) -> list[Any]:
 
     found = [handle for module in model.modules() if (handle := handle_of(module)) is not None]
     return list(dict.fromkeys(found))
+
+
+def waits_for_encoder(model: nn.Module) -> bool:
+    """Whether a microbatch of text alone leaves gradients out that DDP waits for.
+
+    Args:
+        model: it, wrapped or not.
+
+    Returns:
+        Whether the encoder trains, and each rank encodes its own media.
+    """
+    whole = unwrapped(model)
+    # The second line gives every parameter of the encoder that features depend on a gradient on every rank.
+    if handles_of(whole):
+        return False
+    try:
+        parts = (backbone_of(model), whole.get_output_embeddings())
+    except ValueError:
+        return False
+    of_llm = {id(weight) for part in parts if part is not None for weight in part.parameters()}
+    return any(weight.requires_grad and id(weight) not in of_llm for weight in whole.parameters())
 
 
 def _why_not_attended(model: nn.Module | None, is_fsdp2: bool) -> str | None:

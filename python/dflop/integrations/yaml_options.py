@@ -23,11 +23,12 @@ _NOT_OF_YAML = ("self", "source", "batch_size", "num_replicas", "rank", "num_buc
 """Arguments of the sampler that the trainer decides."""
 
 
-def checked(options: Any) -> dict[str, Any]:
+def checked(options: Any, *, beside: tuple[str, ...] = ()) -> dict[str, Any]:
     """The options, before anything is loaded.
 
     Args:
         options: what stands under `dflop:`; None where there is no such key.
+        beside: keys that this framework knows alone.
 
     Returns:
         A copy.
@@ -39,6 +40,7 @@ def checked(options: Any) -> dict[str, Any]:
         return {}
     known = [
         *_LINES,
+        *beside,
         *sorted(inspect.signature(BalancedBatchSampler.__init__).parameters.keys() - {*_NOT_OF_YAML}),
     ]
     allowed = ", ".join(f"`{name}`" for name in known)
@@ -53,6 +55,19 @@ def checked(options: Any) -> dict[str, Any]:
             message = f"`dflop.{name}` is {value!r}, must be true or false"
             raise ValueError(message)
     return dict(options)
+
+
+def split_lines(options: dict[str, Any]) -> tuple[set[str], dict[str, Any]]:
+    """The lines beside the first that are asked for, and the arguments of the first.
+
+    Args:
+        options: from `checked`.
+
+    Returns:
+        Names of functions, and all that is none of them.
+    """
+    lines = {name for name in _LINES if options.get(name)}
+    return lines, {name: value for name, value in options.items() if name not in _LINES}
 
 
 def balance_as_asked(
@@ -71,9 +86,9 @@ def balance_as_asked(
     """
     from dflop.integrations.transformers import balance
 
-    of_batches = {name: value for name, value in options.items() if name not in _LINES}
-    of_batches = {"is_padded": pads and not options.get("remove_padding"), **of_batches}
-    if options.get("balance_encoder"):
+    lines, of_batches = split_lines(options)
+    of_batches = {"is_padded": pads and "remove_padding" not in lines, **of_batches}
+    if "balance_encoder" in lines:
         from dflop.integrations.encoder import balance_encoder
         from dflop.integrations.row_costs import costs_of_rows
 
@@ -82,7 +97,7 @@ def balance_as_asked(
             costs = costs_of_rows(trainer.train_dataset, trainer.model, trainer.processing_class)
         costs = costs.llm_alone()
         balance_encoder(trainer.model)
-    if options.get("remove_padding"):
+    if "remove_padding" in lines:
         from dflop.integrations.padding import remove_padding
 
         remove_padding(trainer.model)

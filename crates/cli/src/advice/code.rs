@@ -29,6 +29,9 @@ pub(crate) enum Trainer {
     LlamaFactory,
     /// Axolotl
     Axolotl,
+    /// NVIDIA NeMo Automodel
+    #[value(alias = "automodel")]
+    Nemo,
 }
 
 impl fmt::Display for Trainer {
@@ -40,12 +43,12 @@ impl fmt::Display for Trainer {
 impl Trainer {
     /// What its ranks wait for, by default.
     pub(crate) const fn meets(self) -> Meets {
-        if matches!(self, Self::Fsdp2) { Meets::Phase } else { Meets::Step }
+        if matches!(self, Self::Fsdp2 | Self::Nemo) { Meets::Phase } else { Meets::Step }
     }
 
     /// Whether it is told of the lines by options, counts costs itself, and pads rows unless it is told not to.
     pub(crate) const fn is_framework(self) -> bool {
-        matches!(self, Self::Swift | Self::LlamaFactory | Self::Axolotl)
+        matches!(self, Self::Swift | Self::LlamaFactory | Self::Axolotl | Self::Nemo)
     }
 
     /// The page that says more.
@@ -160,7 +163,7 @@ impl Code {
             Trainer::Transformers | Trainer::Trl => &["from dflop.integrations.transformers import balance"],
             Trainer::Accelerate => &[LOSS, "from dflop.integrations.accelerate import balanced"],
             Trainer::Lightning => &["from dflop.integrations.lightning import BalancedData"],
-            Trainer::Swift | Trainer::LlamaFactory | Trainer::Axolotl => &[],
+            Trainer::Swift | Trainer::LlamaFactory | Trainer::Axolotl | Trainer::Nemo => &[],
         }
     }
 
@@ -212,7 +215,7 @@ impl Code {
                 "# In training_step, which returns it:".to_owned(),
                 "loss = self.trainer.datamodule.token_loss(logits, batch[\"labels\"], batch_idx)".to_owned(),
             ],
-            Trainer::Swift | Trainer::LlamaFactory | Trainer::Axolotl => Vec::new(),
+            Trainer::Swift | Trainer::LlamaFactory | Trainer::Axolotl | Trainer::Nemo => Vec::new(),
         }
     }
 }

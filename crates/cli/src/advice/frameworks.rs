@@ -11,7 +11,8 @@ impl Code {
         let all = [
             (self.has_second_line, "balance_encoder", "true"),
             (self.removes_padding, "remove_padding", "true"),
-            (self.is_phase(), "meets", "phase"),
+            // Automodel's recipe decides it by the strategy of its ranks.
+            (self.is_phase() && self.trainer != Trainer::Nemo, "meets", "phase"),
         ];
         all.into_iter().filter_map(|(is_asked, name, value)| is_asked.then_some((name, value))).collect()
     }
@@ -58,6 +59,14 @@ impl Code {
                 lines.push(format!(
                     "torchrun --nproc-per-node {ranks} -m dflop.integrations.llamafactory train.yaml{nodes}"
                 ));
+                lines
+            }
+            Trainer::Nemo => {
+                let mut lines = vec![
+                    "# In your YAML, in place of recipe: FinetuneRecipeForVLM".to_owned(),
+                    "recipe: dflop.integrations.nemo.recipe.BalancedRecipeForVLM".to_owned(),
+                ];
+                lines.extend(self.section());
                 lines
             }
             _ => {
@@ -128,7 +137,7 @@ mod tests {
             // Ranks that share the encoder's work meet in each microbatch.
             let lines = Code { has_second_line: true, accumulation: 2, ..code(trainer) }.lines().join("\n");
             let phase = if trainer == Trainer::Swift { "meets=\"phase\"" } else { "\n  meets: phase" };
-            assert!(lines.contains(phase), "{lines}");
+            assert_eq!(lines.contains(phase), trainer != Trainer::Nemo, "{lines}");
             assert!(!code(trainer).lines().join("\n").contains("meets"));
         }
         let flat = |trainer| Code { is_padded: false, ..code(trainer) }.lines().join("\n");

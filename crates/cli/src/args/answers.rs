@@ -218,12 +218,12 @@ pub(crate) struct Advise {
     /// Microbatches of a rank in a step (gradient accumulation)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) accumulation: u32,
-    /// Where your ranks wait for each other [default: phase with --trainer fsdp2, else step]
+    /// Where your ranks wait for each other [default: phase with --trainer fsdp2 and nemo, else step]
     #[arg(long, value_enum)]
     pub(crate) meets: Option<RanksMeet>,
     /// Your collation pads the rows of a microbatch to its longest, and the model computes the padding: each way is simulated so,
-    /// and the first line is told of it, or padding is removed [default: true for swift, llamafactory and axolotl, which pad;
-    /// --padded=false: with --padding_free of ms-swift or batch_flattening of Axolotl]
+    /// and the first line is told of it, or padding is removed [default: true for swift, llamafactory, axolotl and nemo, which
+    /// pad; --padded=false: with --padding_free of ms-swift or batch_flattening of Axolotl]
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) padded: Option<bool>,
     /// The trainer to write the lines for

@@ -70,9 +70,12 @@ impl Inputs {
         // The samples first: without them costs say nothing.
         table::header(&data)?;
         let is_padded = arguments.padded.unwrap_or(arguments.trainer.is_framework());
-        if !is_padded && arguments.trainer == Trainer::LlamaFactory {
+        if !is_padded && matches!(arguments.trainer, Trainer::LlamaFactory | Trainer::Nemo) {
             return Err(Failure::new(
-                "`--padded` is false, must be true with `--trainer llamafactory`: it pads the rows of each microbatch".to_owned(),
+                format!(
+                    "`--padded` is false, must be true with `--trainer {}`: it pads the rows of each microbatch",
+                    arguments.trainer
+                ),
                 Some("leave `--padded` out".to_owned()),
             ));
         }
