@@ -115,6 +115,44 @@ def test_pictures_that_are_padded_to_those_of_the_rank_are_padded_to_those_of_th
     assert found["pixel_attention_mask"].sum(dim=(1, 2, 3)).tolist() == [8, 12, 12, 0]
 
 
+def test_a_rank_whose_pictures_have_one_tile_each_tells_no_numbers_of_tiles():
+    """TRL counts tiles (InternVL) only where a rank has more of them than pictures."""
+    pixels = {"pixel_values": torch.ones(4, 1, 2, 2), "num_images": [1, 1], "num_tiles": [3, 1]}
+    small = {"pixel_values": torch.ones(2, 1, 2, 2), "num_images": [2]}
+    rows = [*cut(batch_of(PROMPTS, COMPLETIONS, **pixels)), *cut(batch_of([[1]], [[2]], **small))]
+    found = join([rows[2], rows[0]], PADDING)
+    assert found["num_tiles"] == [2, 3]
+    assert len(found["pixel_values"]) == 5
+
+
+def test_samples_without_a_picture_have_no_pixels_where_others_of_their_rank_have():
+    pixels = {"pixel_values": torch.ones(1, 1, 2, 2), "num_images": [1, 0]}
+    _, text = cut(batch_of(PROMPTS, COMPLETIONS, **pixels))
+    assert "pixel_values" not in join([text], PADDING)
+
+
+def test_padding_is_that_of_trl():
+    """A ratio of 1 and a mask of ones change nothing; TRL's losses read some of them unmasked."""
+    ratios = torch.full((2, 7), 1.5)
+    batch = batch_of(PROMPTS, COMPLETIONS, tool_mask=torch.zeros(2, 7, dtype=torch.int64))
+    found = join(cut({**batch, "importance_sampling_ratio": ratios}), PADDING)
+    assert found["importance_sampling_ratio"].tolist() == [[1.5, 1.5, 1, 1], [1.5] * 4]
+    assert found["tool_mask"].tolist() == [[0, 0, 1, 1], [0] * 4]
+
+
+def test_a_mask_of_tools_that_one_rank_has_is_one_of_ones_for_the_others():
+    rows = cut(batch_of(PROMPTS, COMPLETIONS))
+    rows[0]["tool_mask"] = torch.tensor([1, 0])
+    assert join(rows, PADDING)["tool_mask"].tolist() == [[1, 0, 1, 1], [1] * 4]
+
+
+def test_values_that_some_samples_lack_are_refused():
+    rows = cut(batch_of(PROMPTS, COMPLETIONS))
+    del rows[1]["ref_per_token_logps"]
+    with pytest.raises(ValueError, match="`ref_per_token_logps` is there for samples of some ranks, must be"):
+        join(rows, PADDING)
+
+
 def test_a_row_is_the_same_after_it_was_bytes():
     values = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
     (row,) = cut(

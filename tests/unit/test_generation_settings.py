@@ -20,13 +20,17 @@ def grpo(**options):
     of_args = {name: options.pop(name, value) for name, value in given.items()}
     trainer = object.__new__(options.pop("kind", GRPOTrainer))
     trainer.args = SimpleNamespace(**of_args)
-    vars(trainer).update({"loss_type": "dapo", **options})
+    alone = dict.fromkeys(("get_tp_size", "get_cp_size", "get_sp_size"), lambda: 1)
+    vars(trainer).update({"loss_type": "dapo", **alone, **options})
     return trainer
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ({"loss_type": "new"}, "`loss_type` is `new`, must be one of `dapo`, `cispo`, `vespo`, `grpo`"),
+        ({"get_cp_size": lambda: 2}, "2 ranks read the same samples"),
+        ({"tools": [print], "_is_vlm": True}, "it has `tools`, which may return pictures"),
         (
             {"loss_type": "bnpo"},
             "`loss_type` is `bnpo`, and it divides by the tokens of a microbatch: take `dapo`",
@@ -36,7 +40,10 @@ def grpo(**options):
             "`top_entropy_quantile` is 0.2, a quantile over the tokens of a micro",
         ),
         ({"_entropy_bonus_enabled": True}, "the entropy bonus is a mean over the tokens of a microbatch"),
-        ({"aux_loss_enabled": True}, "the loss of the router is a mean over a microbatch"),
+        (
+            {"aux_loss_enabled": True, "router_aux_loss_coef": 0.1},
+            "of a router's loss that is a mean over a microbatch: set it to 0.0",
+        ),
         (
             {"steps_per_generation": 3},
             "`steps_per_generation` is 3 and `gradient_accumulation_steps` is 2: one",

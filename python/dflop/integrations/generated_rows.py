@@ -104,8 +104,7 @@ def join(rows: Sequence[Row], padding_id: int, multiple_of: int | None = None) -
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if name in row]
         if name in _COUNTS:
-            # A rank whose samples have no picture counts none.
-            found[name] = [row.get(name, 0) for row in rows]
+            found[name] = [row[name] if name in row else _count(name, row) for row in rows]
         elif name in _OF_BOTH:
             # Zeros where a rank's samples are of text alone.
             of_row = [row.get(name) for row in rows]
@@ -122,15 +121,44 @@ def join(rows: Sequence[Row], padding_id: int, multiple_of: int | None = None) -
         elif name in _OF_PROMPT:
             found[name] = _left(values, prompt_width, padding_id if name == "prompt_ids" else 0)
         elif name in _OF_COMPLETION and values[0].dim() == 1:
-            fill = padding_id if name == "completion_ids" else int(name == "tool_mask")
-            # One value a sample stays one.
-            is_wide = [len(v) for v in values] == [len(row["completion_ids"]) for row in rows]
-            found[name] = _right(values, width if is_wide else 1, fill)
+            found[name] = _of_completions(name, rows, width, padding_id)
         elif isinstance(values[0], (torch.Tensor, _Joined)):
-            found[name] = _media(name, [row.get(name) for row in rows])
+            media = _media(name, [row.get(name) for row in rows])
+            if media is not None:
+                found[name] = media
         else:
             found[name] = values
     return found
+
+
+def _count(name: str, row: Row) -> int:
+    """Of a rank that told none: no pictures, or as many tiles as pictures."""
+    return len(row["pixel_values"][0]) if name == "num_tiles" and "pixel_values" in row else 0
+
+
+def _of_completions(name: str, rows: Sequence[Row], width: int, padding_id: int) -> torch.Tensor:
+    """Values of each token of the completions, or one a sample."""
+    # As TRL pads: a ratio of 1 changes nothing, and a mask of tools has ones where there are none.
+    is_one = name in ("tool_mask", "importance_sampling_ratio")
+    fill = padding_id if name == "completion_ids" else int(is_one)
+    lengths = [len(row["completion_ids"]) for row in rows]
+    values = [
+        torch.ones_like(row["completion_mask"]) if name == "tool_mask" and name not in row else row.get(name)
+        for row in rows
+    ]
+    present = [value for value in values if value is not None]
+    if len(present) < len(values):
+        message = f"`{name}` is there for samples of some ranks, must be there for all or none"
+        raise ValueError(message)
+    sizes = [len(value) for value in present]
+    if sizes == lengths:
+        return _right(present, width, fill)
+    if set(sizes) != {1}:
+        message = (
+            f"`{name}` has {sizes} values for completions of {lengths} tokens, must have as many, or one"
+        )
+        raise ValueError(message)
+    return torch.stack(present)
 
 
 def _left(values: Sequence[torch.Tensor], width: int, fill: int = 0) -> torch.Tensor:
@@ -141,12 +169,13 @@ def _right(values: Sequence[torch.Tensor], width: int, fill: int = 0) -> torch.T
     return torch.stack([torch.nn.functional.pad(v, (0, width - len(v)), value=fill) for v in values])
 
 
-def _media(name: str, values: list[torch.Tensor | _Joined | None]) -> torch.Tensor:
-    """Behind each other where samples have rows of their own; else one row a sample."""
+def _media(name: str, values: list[torch.Tensor | _Joined | None]) -> torch.Tensor | None:
+    """Behind each other where samples have rows of their own (None: nobody has any); else one a sample."""
     present = [value for value in values if value is not None]
     if all(isinstance(value, _Joined) for value in present):
-        return torch.cat(_even([value[0] for value in present], first=1))
-    # Of models that pad the pictures of a sample, a rank with one a sample has them behind each other.
+        tensors = [value[0] for value in present if len(value[0])]
+        return torch.cat(_even(tensors, first=1)) if tensors else None
+    # Where each sample of a rank has one picture, TRL has split them one by one; else a sample is one row.
     rows = [
         value[0].squeeze(0) if isinstance(value, _Joined) and len(value[0]) == 1 else value
         for value in values
@@ -202,9 +231,11 @@ def exchange(rows: Sequence[Row], targets: Sequence[Sequence[int]], rank: int) -
         [size for size, target in zip(sizes[source], targets[source], strict=False) if target == rank]
         for source in range(num_ranks)
     ]
-    arrived = send_rows(
-        torch.cat([packed[position] for position in order]), sent, list(map(sum, coming)), None
-    )
+    leaving = torch.cat([packed[position] for position in order])
+    # Pictures take much memory, and their samples hold them already.
+    del packed
+    arrived = send_rows(leaving, sent, list(map(sum, coming)), None)
+    del leaving
     found: list[Row] = []
     start = 0
     for source, lengths in enumerate(coming):

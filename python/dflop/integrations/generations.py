@@ -4,7 +4,7 @@ prompts -> TRL generates -> costs of the samples of all ranks
     scored:  samples travel, forward, log-probabilities travel back -> TRL rewards and shuffles
     trained: samples travel -> microbatches, each padded to its own longest rows
 
-Nobody knows before how long an answer will be. So prompts are dealt out as TRL does it, and samples move
+Nobody knows beforehand how long an answer will be. So prompts are dealt out as TRL does it, and samples move
 afterwards, within their optimizer step.
 """
 
@@ -27,17 +27,21 @@ from dflop.integrations.row_costs import media_tokens
 from dflop.integrations.text_alone import (
     OF_ENCODER,
     handles_of,
+    is_sharded_by_fsdp2,
     is_under_fsdp2,
     meet_in_encoder,
+    meeting_in_evaluation,
     unused_in_ddp,
 )
-from dflop.integrations.trainer_loss import gather_uneven
+from dflop.integrations.trainer_loss import degree_of, gather_uneven
 
 if TYPE_CHECKING:
     from dflop.integrations.generated_rows import Row
 
 _MODULES = ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer")
 _THEIRS = (
+    "training_step",
+    "compute_loss",
     "_prepare_inputs",
     "_generate",
     "_generate_and_score_completions",
@@ -47,7 +51,10 @@ _THEIRS = (
 """Methods that must be TRL's own: the lines below know what they read and give."""
 
 _OF_STEP = ("dapo", "cispo", "vespo")
-"""Losses of GRPO that are divided by the tokens of all ranks' samples; others are means over samples."""
+"""Losses of GRPO that are divided by the tokens of all ranks' samples."""
+
+_OF_SAMPLES = ("grpo", "dr_grpo", "sapo", "luspo", None)
+"""Losses that are means over the samples of a microbatch; RLOO has no name for its own."""
 
 _OF_BATCHES = {
     "bnpo": "it divides by the tokens of a microbatch: take `dapo`, which divides by those of the whole step",
@@ -144,16 +151,18 @@ def _scored(
     }
     rows = cut(batch)
     rank = trainer.args.process_index
-    parts = spread.split(rows, -(-len(rows) // (batch_size or len(rows))))
+    parts = spread.split(rows, -(-len(rows) // (batch_size or len(rows))), model)
     found: dict[int, Row] = {}
     for samples, held, _ in parts.of_rank(rows, rank):
         own = spread.join(held)
+        width = own["completion_ids"].shape[1]
         ids, mask = (
             torch.cat([own.pop(f"{part}_{name}") for part in ("prompt", "completion")], dim=1)
             for name in ("ids", "mask")
         )
-        width = ids.shape[1] - max(len(row["prompt_ids"]) for row in held)
-        logps, _, _ = theirs(model, ids, mask, width, len(held), **own)
+        # A reference is another model, in evaluation mode: text alone hangs nobody there either.
+        with meeting_in_evaluation(model, is_fsdp2=is_sharded_by_fsdp2(model)):
+            logps, _, _ = theirs(model, ids, mask, width, len(held), **own)
         for sample, row, values in zip(samples, held, logps, strict=True):
             length = len(row["completion_ids"])
             # What a row must have in order to travel.
@@ -199,7 +208,7 @@ class _Generations:
         """The same samples; those of an optimizer step are balanced over its microbatches and all ranks."""
         trainer = self._trainer
         num_joined = min(len(microbatches), trainer.args.gradient_accumulation_steps)
-        is_mean = getattr(trainer, "loss_type", None) not in _OF_STEP
+        is_mean = getattr(trainer, "loss_type", None) in _OF_SAMPLES
         self._counts, self._weights = [], []
         found = []
         for start in range(0, len(microbatches), num_joined):
@@ -226,15 +235,18 @@ class _Spread:
         self._media = media_tokens(trainer.model, self._cost)
         self._is_told = False
 
-    def split(self, rows: list[Row], num_microbatches: int) -> _Parts:
-        """Who computes which samples of all ranks, equal on all; each calls it, with equally many rows."""
+    def split(self, rows: list[Row], num_microbatches: int, model: Any = None) -> _Parts:
+        """Who computes which samples of all ranks, equal on all; each calls it, with equally many rows.
+
+        `model` computes them: by default the one that trains, whose encoder may be shared out.
+        """
         trainer = self._trainer
         num_ranks = trainer.args.world_size
         own = torch.tensor([self._cost(self._tokens(row)) for row in rows], dtype=torch.float64)
         everyone = own if num_ranks == 1 else gathered(own.to(trainer.accelerator.device)).cpu()
         meets = meets_of(trainer.accelerator, trainer.model)
         self._meet(int((everyone[:, 0] == 0).sum()), len(everyone), meets)
-        if any(handle.is_shared for handle in handles_of(trainer.model)):
+        if any(handle.is_shared for handle in handles_of(trainer.model if model is None else model)):
             # All ranks share the encoder's work, in each microbatch.
             everyone[:, 0], meets = 0, "phase"
         is_padded = not is_removed() if self.is_padded is None else self.is_padded
@@ -317,22 +329,37 @@ def _check(trainer: Any) -> None:
     loss = getattr(trainer, "loss_type", None)
     steps, accumulation = args.steps_per_generation, args.gradient_accumulation_steps
     own = [
-        one for one in _THEIRS if not getattr(getattr(kind, one), "__module__", "").startswith("trl.trainer.")
+        one
+        for one in _THEIRS
+        if not str(getattr(getattr(kind, one, None), "__module__", "")).startswith("trl.trainer.")
     ]
     wrong = None
     if own:
         wrong = f"its `{own[0]}` is not TRL's own (1.16 was tried): nobody knows what it reads and gives"
     elif loss in _OF_BATCHES:
         wrong = f"its `loss_type` is `{loss}`, and {_OF_BATCHES[loss]}"
+    elif loss not in (*_OF_STEP, *_OF_SAMPLES):
+        known = ", ".join(f"`{one}`" for one in (*_OF_STEP, *_OF_SAMPLES) if one)
+        wrong = f"its `loss_type` is `{loss}`, must be one of {known}"
+    elif (degree := degree_of(trainer)) > 1:
+        wrong = f"{degree} ranks read the same samples (tensor, context or sequence parallel): take one"
+    elif getattr(trainer, "tools", None) and getattr(trainer, "_is_vlm", False):
+        wrong = "it has `tools`, which may return pictures that answers are cut off in: nobody has tried that"
     elif getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
         wrong = (
             f"`top_entropy_quantile` is {trainer.top_entropy_quantile}, a quantile over the tokens of a "
             "microbatch: leave it out"
         )
     elif getattr(trainer, "_entropy_bonus_enabled", False):
-        wrong = "the entropy bonus is a mean over the tokens of a microbatch: leave `entropy_coef` out"
+        wrong = (
+            "the entropy bonus is a mean over the tokens of a microbatch: leave `entropy_coef` and "
+            "`use_adaptive_entropy` out"
+        )
     elif getattr(trainer, "aux_loss_enabled", False):
-        wrong = "the loss of the router is a mean over a microbatch: leave `router_aux_loss_coef` out"
+        wrong = (
+            f"`router_aux_loss_coef` is {trainer.router_aux_loss_coef}, the weight of a router's loss "
+            "that is a mean over a microbatch: set it to 0.0, which leaves that loss out"
+        )
     elif steps % accumulation and accumulation % steps:
         wrong = (
             f"`steps_per_generation` is {steps} and `gradient_accumulation_steps` is {accumulation}: one "

@@ -79,6 +79,22 @@ def mean_over_tokens(
     return token_loss(logits, labels, num_items_in_batch)
 
 
+def degree_of(trainer: Any) -> int:
+    """Ranks that read the same batch: tensor, context and sequence parallel.
+
+    Args:
+        trainer: of transformers.
+
+    Returns:
+        How many.
+    """
+    sizes = [getattr(trainer, f"get_{name}_size", None) for name in ("tp", "cp", "sp")]
+    degree = 1
+    for size in sizes:
+        degree *= 1 if size is None else int(size())
+    return degree
+
+
 def is_of_pairs(trainer: Trainer) -> bool:
     """Tells trainers whose rows are pairs of answers, as TRL's `DPOTrainer` and `RewardTrainer`.
 

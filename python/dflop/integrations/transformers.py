@@ -28,7 +28,7 @@ from dflop.integrations.text_alone import (
     meeting_in_evaluation,
     unused_in_ddp,
 )
-from dflop.integrations.trainer_loss import check_loss, divides_by_tokens, keep_the_mean
+from dflop.integrations.trainer_loss import check_loss, degree_of, divides_by_tokens, keep_the_mean
 
 if TYPE_CHECKING:
     import os
@@ -63,7 +63,7 @@ def balance(
     the trainer counts steps, and would leave samples out or train them twice.
 
     TRL's `GRPOTrainer` and `RLOOTrainer` deal out their prompts as before; what they generate is counted and
-    moves to other ranks, within its step.
+    moves to other ranks, within its step. Their generation and evaluation stay as they are.
 
     Under FSDP2 a microbatch of text alone hangs nobody (`attend_encoder`), in evaluation neither. Under FSDP
     of version 1 and ZeRO-3, and with models of other families, a warning counts the samples of text alone.
@@ -91,6 +91,7 @@ def balance(
     if is_generating(trainer):
         _check_generating(costs, model_dir, options)
         balance_generations(trainer, **options)
+        load_whole_checkpoints(trainer)
         return trainer
     check_loss(trainer)
     args = trainer.args
@@ -109,12 +110,12 @@ def balance(
     elif model_dir is not None:
         message = "`model_dir` is for costs that are counted, and `costs` are given: leave one out"
         raise ValueError(message)
-    num_ranks = args.world_size // _degree(trainer)
+    num_ranks = args.world_size // degree_of(trainer)
     sampler = BalancedBatchSampler(
         costs,
         args.train_batch_size,
         num_ranks,
-        args.process_index // _degree(trainer),
+        args.process_index // degree_of(trainer),
         num_buckets=num_ranks * args.gradient_accumulation_steps,
         **{
             "seed": args.seed if args.data_seed is None else args.data_seed,
@@ -160,7 +161,7 @@ def balance(
 
 
 def _check_generating(costs: Any, model_dir: Any, options: dict[str, Any]) -> None:
-    """Refuses what has no sense for samples that are known only when they are generated."""
+    """Refuses what makes no sense for samples that are known only when they are generated."""
     given = {"costs": costs, "model_dir": model_dir, **options}
     if unfit := [name for name, value in given.items() if value is not None and name != "is_padded"]:
         message = (
@@ -168,15 +169,6 @@ def _check_generating(costs: Any, model_dir: Any, options: dict[str, Any]) -> No
             "they are there, and only `is_padded` can be chosen. Leave it out"
         )
         raise ValueError(message)
-
-
-def _degree(trainer: Any) -> int:
-    """Ranks that read the same batch."""
-    sizes = [getattr(trainer, f"get_{name}_size", None) for name in ("tp", "cp", "sp")]
-    degree = 1
-    for size in sizes:
-        degree *= 1 if size is None else int(size())
-    return degree
 
 
 def _check_sampler(loader: Any, *, shuffles: bool) -> None:
