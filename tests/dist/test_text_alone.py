@@ -193,7 +193,8 @@ def test_accelerate(samples, expected, tmp_path, quiet):
 
 def test_lightning(samples, expected, tmp_path, quiet):
     """`BalancedData` under `ModelParallelStrategy`."""
-    import lightning.pytorch as pl
+    # `make test-oldest` has no Lightning.
+    pl = pytest.importorskip("lightning.pytorch")
     from lightning.pytorch.strategies import ModelParallelStrategy
 
     from dflop.integrations.lightning import BalancedData

@@ -85,7 +85,7 @@ def encoder_inputs(name, model):
             alone = inner.multi_modal_projector(alone)[0]
             return pixels_NCHW, torch.cat([found, alone, inner.image_newline[None]])
         if name in ("idefics3", "smolvlm"):
-            return pixels_NCHW, torch.cat(inner.get_image_features(pixels_NCHW[None]).pooler_output)
+            return pixels_NCHW, torch.cat(tuple(inner.get_image_features(pixels_NCHW[None]).pooler_output))
         found = inner.get_image_features(pixels_NCHW).pooler_output
         return pixels_NCHW, torch.cat(found) if name.startswith("llava") else found.flatten(0, 1)
 
