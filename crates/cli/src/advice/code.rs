@@ -29,8 +29,8 @@ pub(crate) enum Trainer {
     LlamaFactory,
     /// Axolotl
     Axolotl,
-    /// NVIDIA NeMo Automodel
-    #[value(alias = "automodel")]
+    /// Automodel of NVIDIA
+    #[value(alias = "automodel", help = "NVIDIA NeMo Automodel")]
     Nemo,
 }
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dflop.data.sampler import BalancedBatchSampler
 
 _BEGUN = "begun_epoch"
@@ -36,7 +34,7 @@ class BalancedLoader(StatefulDataLoader):
         # An epoch of which a loaded state has trained everything.
         self._over: int | None = None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         """Batches of the epoch, from a loaded position on."""
         over, self._over = self._over, None
         if over is not None and self._balanced.epoch == over:

@@ -189,9 +189,9 @@ class BalancedRecipeForVLM(FinetuneRecipeForVLM):
         model = self.model_parts[0]
         if profile is not None:
             return costs(profile, cost=cost_of_parameters(model))
-        pretokenization, collator = config.pretokenization, config.collator
-        cut = pretokenization is not None and pretokenization.truncate
-        max_length = pretokenization.max_length if cut else None
+        pretokenization, collator, max_length = config.pretokenization, config.collator, None
+        if pretokenization is not None and pretokenization.truncate:
+            max_length = pretokenization.max_length
         if max_length is None and collator is not None:
             max_length = collator.kwargs.get("max_length")
         rows = records_of(built.dataloader.dataset, inject_fake_image_into_conversation)
