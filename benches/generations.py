@@ -11,8 +11,8 @@ microbatches computed, gradients summed, without the processor's work and the re
     line           `balance(trainer)`: by counted cost, told of padding
     *-unpadded     with `remove_padding`: the LLM's layers compute real tokens alone
 
-The first is what TRL does, the second what others do for text (verl, which computes no padding either). Ratios
-are over the fastest of the arms before `line`, which may have our `remove_padding`, with their 95 % interval.
+The first is what TRL does, the second what others do for text (verl, which computes no padding either).
+Ratios are over the fastest of both, which may have our `remove_padding`, with their 95 % interval.
 """
 
 from __future__ import annotations
