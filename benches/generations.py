@@ -13,6 +13,8 @@ microbatches computed, gradients summed, without the processor's work and the re
 
 The first is what TRL does, the second what others do for text (verl, which computes no padding either).
 Ratios are over the fastest of both, which may have our `remove_padding`, with their 95 % interval.
+
+`simulated` is of 64 ranks without padding, by costs alone: the time of steps over their work bound.
 """
 
 from __future__ import annotations
@@ -45,6 +47,16 @@ OTHERS, OURS = ("trl", "trl-unpadded", "tokens", "tokens-unpadded"), ("line", "l
 TILE = 112
 
 
+def draw_prompt(draw: random.Random) -> tuple[int, int]:
+    """Pictures and letters of a prompt."""
+    return min(8, 1 + int(draw.lognormvariate(0.3, 0.9))), 16 + int(draw.lognormvariate(3.5, 0.7))
+
+
+def draw_length(draw: random.Random) -> int:
+    """Tokens of an answer."""
+    return min(LONGEST, 8 + int(draw.lognormvariate(3.6, 1.0)))
+
+
 def make_rows(count: int) -> Any:
     """Prompts of chats with their pictures."""
     import datasets
@@ -53,8 +65,8 @@ def make_rows(count: int) -> Any:
     draw = random.Random(SEED)
     rows = []
     for _ in range(count):
-        num_pictures = min(8, 1 + int(draw.lognormvariate(0.3, 0.9)))
-        text = "".join(chr(97 + draw.randrange(26)) for _ in range(16 + int(draw.lognormvariate(3.5, 0.7))))
+        num_pictures, num_letters = draw_prompt(draw)
+        text = "".join(chr(97 + draw.randrange(26)) for _ in range(num_letters))
         pictures = [
             Image.new("RGB", (TILE, TILE), tuple(draw.randrange(256) for _ in range(3)))
             for _ in range(num_pictures)
@@ -66,8 +78,7 @@ def make_rows(count: int) -> Any:
 def answer(ids: list[int], place: int) -> list[int]:
     """Tokens of an answer, a function of prompt and place in the group."""
     draw = random.Random(zlib.crc32(bytes(str((ids, place)), "ascii")))
-    length = min(LONGEST, 8 + int(draw.lognormvariate(3.6, 1.0)))
-    return [draw.randrange(1, 200) for _ in range(length)]
+    return [draw.randrange(1, 200) for _ in range(draw_length(draw))]
 
 
 def make_model(folder: Path) -> tuple[Any, Any]:
@@ -208,6 +219,36 @@ def work(rank: int, asked: argparse.Namespace, out: Path) -> None:
         out.write_text(json.dumps(found))
 
 
+def simulated(folder: Path, num_ranks: int = 64, num_steps: int = 8) -> dict[str, float]:
+    """Time of steps over their work bound, by who divides the samples."""
+    from dflop import balance as divide
+    from dflop.integrations import cost_of_parameters
+
+    cost = cost_of_parameters(make_model(folder / "simulated")[0])
+    draw = random.Random(SEED)
+    found: dict[str, float] = dict.fromkeys(("trl", "tokens", "line"), 0.0)
+    for _ in range(num_steps):
+        loads, tokens = [], []
+        for _ in range(num_ranks * BATCH_SIZE * ACCUMULATION // GROUP):
+            num_pictures, num_letters = draw_prompt(draw)
+            features = num_pictures * (TILE // 14) ** 2
+            for _ in range(GROUP):
+                tokens.append(features + num_letters + draw_length(draw))
+                loads.append(round(sum(cost((features, tokens[-1])))))
+        share = len(loads) // num_ranks
+        ways = {
+            "trl": [position // share for position in range(len(loads))],
+            "tokens": divide([0] * len(loads), tokens, num_ranks).assignment,
+            "line": divide([0] * len(loads), loads, num_ranks).assignment,
+        }
+        for way, ranks in ways.items():
+            of_ranks = [0] * num_ranks
+            for load, rank in zip(loads, ranks, strict=True):
+                of_ranks[rank] += load
+            found[way] += max(of_ranks) * num_ranks / sum(loads) / num_steps
+    return found
+
+
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Ratios of the fastest other arm to each."""
     seconds = {arm: [row["seconds"] for row in rows if row["arm"] == arm] for arm in (*OTHERS, *OURS)}
@@ -254,6 +295,7 @@ def main() -> None:
         out = Path(folder) / "rows.json"
         run_forked(NUM_RANKS, lambda rank: work(rank, asked, out))
         result = summarise(json.loads(out.read_text()))
+        result["simulated"] = simulated(Path(folder))
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(result, indent=1) + "\n")
     for row in result["arms"]:
@@ -263,6 +305,8 @@ def main() -> None:
         )
     for arm, ratio in result["padding_ratios"].items():
         print(f"{arm}: {ratio:.2f} tokens for each real one, before padding is removed")
+    for way, ratio in result["simulated"].items():
+        print(f"simulated on 64 ranks, {way}: {ratio:.3f} of the work bound")
     print(f"parameters differ by {result['parameters_difference_max']:.1e}")
 
 
