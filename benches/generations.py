@@ -168,8 +168,8 @@ def run_arm(arm: str, rows: Any, folder: Path) -> dict[str, Any]:
     if not arm.startswith("trl"):
         balance(trainer)
     if arm.startswith("tokens"):
-        spread, _ = trainer._prepare_inputs.spreads
-        spread.is_padded, spread._cost = False, lambda size: (0.0, float(size[1]))
+        spread = trainer._prepare_inputs.spread
+        spread.is_padded, spread.trained = False, lambda size: (0.0, float(size[1]))
     theirs, step_of_theirs = trainer._generate_and_score_completions, trainer.training_step
     outside = inside = 0.0
 

@@ -165,7 +165,7 @@ def test_a_row_is_the_same_after_it_was_bytes():
             flags=torch.tensor([[True, False, True]]),
         )
     )
-    back = _unpacked(_packed(row))
+    back = _unpacked(_packed(row, torch.device("cpu")))
     assert back.keys() == row.keys()
     assert type(back["pixel_values"]) is type(row["pixel_values"])
     assert torch.equal(back["pixel_values"][0], values)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from dflop.models.sums import send_rows
+from dflop.models.sums import Sums, send_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,12 +107,11 @@ def join(rows: Sequence[Row], padding_id: int, multiple_of: int | None = None) -
             found[name] = [row[name] if name in row else _count(name, row) for row in rows]
         elif name in _OF_BOTH:
             # Zeros where a rank's samples are of text alone.
-            of_row = [row.get(name) for row in rows]
             kinds = [
-                values[0].new_zeros(len(row["prompt_ids"]) + len(row["completion_ids"]))
-                if kind is None
-                else kind
-                for kind, row in zip(of_row, rows, strict=True)
+                row[name]
+                if name in row
+                else values[0].new_zeros(len(row["prompt_ids"]) + len(row["completion_ids"]))
+                for row in rows
             ]
             lengths = [len(row["prompt_ids"]) for row in rows]
             left = [kind[:length] for kind, length in zip(kinds, lengths, strict=True)]
@@ -200,13 +199,16 @@ def _even(values: list[torch.Tensor], first: int) -> list[torch.Tensor]:
     return found
 
 
-def exchange(rows: Sequence[Row], targets: Sequence[Sequence[int]], rank: int) -> list[Row]:
+def exchange(
+    rows: Sequence[Row], targets: Sequence[Sequence[int]], rank: int, device: torch.device
+) -> list[Row]:
     """Samples of all ranks for this one; every rank calls it.
 
     Args:
         rows: samples of this rank.
         targets: of each rank, where each of its samples goes.
         rank: this one.
+        device: of the tensors.
 
     Returns:
         Those that come here: those of the first rank first, each rank's in their order.
@@ -214,15 +216,14 @@ def exchange(rows: Sequence[Row], targets: Sequence[Sequence[int]], rank: int) -
     num_ranks = len(targets)
     if num_ranks == 1:
         return list(rows)
-    device = rows[0]["prompt_ids"].device
     packed = [
-        _packed(row) if target != rank else torch.empty(0, dtype=torch.uint8, device=device)
+        _packed(row, device) if target != rank else torch.empty(0, dtype=torch.uint8, device=device)
         for row, target in zip(rows, targets[rank], strict=True)
     ]
     most = max(map(len, targets))
     own = torch.zeros(1, most, dtype=torch.int64, device=device)
     own[0, : len(rows)] = torch.tensor([len(one) for one in packed])
-    sizes = gathered(own).tolist()
+    sizes = Sums(distributed.group.WORLD).gather(own).tolist()
     order = sorted(range(len(rows)), key=targets[rank].__getitem__)
     sent = [0] * num_ranks
     for one, target in zip(packed, targets[rank], strict=True):
@@ -248,16 +249,8 @@ def exchange(rows: Sequence[Row], targets: Sequence[Sequence[int]], rank: int) -
     return found
 
 
-def gathered(own: torch.Tensor) -> torch.Tensor:
-    """The rows of all ranks, equally many of each, rank by rank."""
-    everyone = own.new_empty(own.shape[0] * distributed.get_world_size(), *own.shape[1:])
-    distributed.all_gather_into_tensor(everyone, own.contiguous())
-    return everyone
-
-
-def _packed(row: Row) -> torch.Tensor:
+def _packed(row: Row, device: torch.device) -> torch.Tensor:
     """A sample as bytes: how long the header is, the header, the tensors behind each other."""
-    device = row["prompt_ids"].device
     header: list[tuple[str, Any]] = []
     tensors = []
     for name, value in row.items():

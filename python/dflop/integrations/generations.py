@@ -20,7 +20,7 @@ import torch
 from dflop.data.costs import costs
 from dflop.data.split import Split
 from dflop.integrations.accelerate import meets_of
-from dflop.integrations.generated_rows import cut, exchange, gathered, join
+from dflop.integrations.generated_rows import cut, exchange, join
 from dflop.integrations.padded_rows import is_removed
 from dflop.integrations.parameter_cost import cost_of_parameters
 from dflop.integrations.row_costs import media_tokens
@@ -33,7 +33,7 @@ from dflop.integrations.text_alone import (
     meeting_in_evaluation,
     unused_in_ddp,
 )
-from dflop.integrations.trainer_loss import degree_of, gather_uneven
+from dflop.integrations.trainer_loss import degree_of, gather_uneven, uneven_error
 
 if TYPE_CHECKING:
     from dflop.integrations.generated_rows import Row
@@ -91,17 +91,15 @@ def balance_generations(trainer: Any, *, is_padded: bool | None = None) -> None:
     """
     _check(trainer)
     if isinstance(trainer._prepare_inputs, _Generations):
-        for spread in trainer._prepare_inputs.spreads:
-            spread.is_padded = is_padded
+        trainer._prepare_inputs.spread.is_padded = is_padded
         return
-    # Costs are counted before anything shards the model.
-    trained, scored = (_Spread(trainer, is_padded, is_trained=is_trained) for is_trained in (True, False))
-    generations = _Generations(trainer, trained, scored)
+    spread = _Spread(trainer, is_padded)
+    generations = _Generations(trainer, spread)
     trainer._prepare_inputs = generations
     trainer.compute_loss = partial(_loss, trainer, generations, trainer.compute_loss)
     trainer._generate = partial(_generated, trainer, trainer._generate)
     theirs = trainer._get_per_token_logps_and_entropies
-    trainer._get_per_token_logps_and_entropies = partial(_scored, trainer, scored, theirs)
+    trainer._get_per_token_logps_and_entropies = partial(_scored, trainer, spread, theirs)
 
 
 def _loss(trainer: Any, generations: _Generations, theirs: Any, *given: Any, **named: Any) -> Any:
@@ -153,20 +151,18 @@ def _scored(
     rank = trainer.args.process_index
     parts = spread.split(rows, -(-len(rows) // (batch_size or len(rows))), model)
     found: dict[int, Row] = {}
-    for samples, held, _ in parts.of_rank(rows, rank):
-        own = spread.join(held)
-        width = own["completion_ids"].shape[1]
-        ids, mask = (
-            torch.cat([own.pop(f"{part}_{name}") for part in ("prompt", "completion")], dim=1)
-            for name in ("ids", "mask")
-        )
-        # A reference is another model, in evaluation mode: text alone hangs nobody there either.
-        with meeting_in_evaluation(model, is_fsdp2=is_sharded_by_fsdp2(model)):
+    # A reference is another model, in evaluation mode: text alone hangs nobody there either.
+    with meeting_in_evaluation(model, is_fsdp2=is_sharded_by_fsdp2(model)):
+        for samples, held, _ in parts.of_rank(rows, rank):
+            own = spread.join(held)
+            width = own["completion_ids"].shape[1]
+            ids, mask = (
+                torch.cat([own.pop(f"{part}_{name}") for part in ("prompt", "completion")], dim=1)
+                for name in ("ids", "mask")
+            )
             logps, _, _ = theirs(model, ids, mask, width, len(held), **own)
-        for sample, row, values in zip(samples, held, logps, strict=True):
-            length = len(row["completion_ids"])
-            # What a row must have in order to travel.
-            found[sample] = {"prompt_ids": row["prompt_ids"][:0], "logps": values[:length]}
+            for sample, row, values in zip(samples, held, logps, strict=True):
+                found[sample] = {"logps": values[: len(row["completion_ids"])]}
     back = parts.returned(found, rank)
     logps = input_ids.new_zeros(len(rows), logits_to_keep, dtype=back[0]["logps"].dtype)
     for values, row in zip(logps, back, strict=True):
@@ -177,8 +173,8 @@ def _scored(
 class _Generations:
     """Stands in for `_prepare_inputs`: the trainer's own, then samples move."""
 
-    def __init__(self, trainer: Any, trained: _Spread, scored: _Spread) -> None:
-        self.spreads = trained, scored
+    def __init__(self, trainer: Any, spread: _Spread) -> None:
+        self.spread = spread
         self._trainer = trainer
         self._theirs = trainer._prepare_inputs
         # Of each microbatch of a generation: samples on each rank, and the weight of this rank's loss.
@@ -205,7 +201,7 @@ class _Generations:
         return self._counts[self._place], self._weights[self._place]
 
     def _balanced(self, microbatches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same samples; those of an optimizer step are balanced over its microbatches and all ranks."""
+        """Balances the samples of each optimizer step over its microbatches and all ranks."""
         trainer = self._trainer
         num_joined = min(len(microbatches), trainer.args.gradient_accumulation_steps)
         is_mean = getattr(trainer, "loss_type", None) in _OF_SAMPLES
@@ -215,10 +211,9 @@ class _Generations:
             joined = microbatches[start : start + num_joined]
             rows = [row for microbatch in joined for row in cut(microbatch)]
             shared = {name: value for name, value in joined[0].items() if _is_of_all(value)}
-            spread, _ = self.spreads
-            parts = spread.split(rows, num_joined)
+            parts = self.spread.split(rows, num_joined)
             for _, own, counts in parts.of_rank(rows, trainer.args.process_index):
-                found.append({**spread.join(own), **shared})
+                found.append({**self.spread.join(own), **shared})
                 self._counts.append(counts)
                 # The trainer's mean has as many samples in each microbatch.
                 self._weights.append(len(own) * num_joined / len(rows) if is_mean else 1.0)
@@ -228,25 +223,30 @@ class _Generations:
 class _Spread:
     """How samples are spread over microbatches and ranks."""
 
-    def __init__(self, trainer: Any, is_padded: bool | None, *, is_trained: bool) -> None:
+    def __init__(self, trainer: Any, is_padded: bool | None) -> None:
         self.is_padded = is_padded
         self._trainer = trainer
-        self._cost = cost_of_parameters(trainer.model, is_trained=is_trained)
-        self._media = media_tokens(trainer.model, self._cost)
+        # Counted before anything shards the model; of a forward alone, too.
+        self.trained = cost_of_parameters(trainer.model)
+        self._scored = cost_of_parameters(trainer.model, is_trained=False)
+        self._media = media_tokens(trainer.model, self.trained)
         self._is_told = False
 
-    def split(self, rows: list[Row], num_microbatches: int, model: Any = None) -> _Parts:
+    def split(self, rows: list[Row], num_microbatches: int, scorer: Any = None) -> _Parts:
         """Who computes which samples of all ranks, equal on all; each calls it, with equally many rows.
 
-        `model` computes them: by default the one that trains, whose encoder may be shared out.
+        `scorer` is the model that computes a forward alone. Without it they are trained on.
         """
         trainer = self._trainer
         num_ranks = trainer.args.world_size
-        own = torch.tensor([self._cost(self._tokens(row)) for row in rows], dtype=torch.float64)
-        everyone = own if num_ranks == 1 else gathered(own.to(trainer.accelerator.device)).cpu()
+        model, cost = (trainer.model, self.trained) if scorer is None else (scorer, self._scored)
+        sizes = zip(self._encoder_tokens(rows), map(_num_tokens, rows), strict=True)
+        own = torch.tensor([cost(size) for size in sizes], dtype=torch.float64)
+        device = trainer.accelerator.device
+        everyone = own if num_ranks == 1 else trainer.accelerator.gather(own.to(device)).cpu()
         meets = meets_of(trainer.accelerator, trainer.model)
         self._meet(int((everyone[:, 0] == 0).sum()), len(everyone), meets)
-        if any(handle.is_shared for handle in handles_of(trainer.model if model is None else model)):
+        if any(handle.is_shared for handle in handles_of(model)):
             # All ranks share the encoder's work, in each microbatch.
             everyone[:, 0], meets = 0, "phase"
         is_padded = not is_removed() if self.is_padded is None else self.is_padded
@@ -254,7 +254,7 @@ class _Spread:
         split = Split.checked(num_ranks, 0, num_buckets, meets, trainer.args.seed, is_padded)
         native = costs(everyone.tolist())._native
         buckets = native.buckets(range(len(everyone)), split.cut(num_ranks, None, None))
-        return _Parts(buckets, num_ranks, len(rows))
+        return _Parts(buckets, num_ranks, len(rows), device)
 
     def _meet(self, num_alone: int, num_samples: int, meets: str) -> None:
         """Lets samples of text alone hang nobody, or warns of it once."""
@@ -273,18 +273,21 @@ class _Spread:
         trainer = self._trainer
         return join(rows, trainer._tokenizer.pad_token_id, trainer.pad_to_multiple_of)
 
-    def _tokens(self, row: Row) -> tuple[float, int]:
-        """Encoder tokens and LLM tokens of a sample."""
-        ids = torch.cat([row["prompt_ids"], row["completion_ids"]])
-        encoder = sum(count * int((ids == token).sum()) for token, count in self._media.items())
-        return encoder, len(ids)
+    def _encoder_tokens(self, rows: list[Row]) -> list[float]:
+        """Of each sample; a device is waited for once."""
+        found = torch.zeros(len(rows), dtype=torch.float64, device=rows[0]["prompt_ids"].device)
+        for token, count in self._media.items():
+            for part in ("prompt_ids", "completion_ids"):
+                found += count * torch.stack([row[part].eq(token).sum() for row in rows])
+        return found.tolist()
 
 
 class _Parts:
     """Samples of each microbatch of each rank, numbered through over all ranks."""
 
-    def __init__(self, buckets: list[list[int]], num_ranks: int, num_own: int) -> None:
+    def __init__(self, buckets: list[list[int]], num_ranks: int, num_own: int, device: torch.device) -> None:
         self._buckets, self._num_ranks, self._num_own = buckets, num_ranks, num_own
+        self._device = device
         self._rank_of = {
             sample: bucket % num_ranks for bucket, samples in enumerate(buckets) for sample in samples
         }
@@ -300,7 +303,7 @@ class _Parts:
             [self._rank_of[source * num_own + position] for position in range(num_own)]
             for source in range(num_ranks)
         ]
-        held = dict(zip(self._of(rank), exchange(rows, targets, rank), strict=True))
+        held = dict(zip(self._of(rank), exchange(rows, targets, rank, self._device), strict=True))
         found = []
         for start in range(0, len(self._buckets), num_ranks):
             of_ranks = self._buckets[start : start + num_ranks]
@@ -312,10 +315,14 @@ class _Parts:
         """What ranks made of the samples of this one, in their order; each calls it."""
         held = [self._of(other) for other in range(self._num_ranks)]
         targets = [[sample // self._num_own for sample in samples] for samples in held]
-        arrived = exchange([found[sample] for sample in held[rank]], targets, rank)
+        arrived = exchange([found[sample] for sample in held[rank]], targets, rank, self._device)
         order = [sample for samples in held for sample in samples if sample // self._num_own == rank]
         of_sample = dict(zip(order, arrived, strict=True))
         return [of_sample[rank * self._num_own + position] for position in range(self._num_own)]
+
+
+def _num_tokens(row: Row) -> int:
+    return len(row["prompt_ids"]) + len(row["completion_ids"])
 
 
 def _is_of_all(value: Any) -> bool:
@@ -325,7 +332,6 @@ def _is_of_all(value: Any) -> bool:
 def _check(trainer: Any) -> None:
     """Refuses what cannot be balanced."""
     args, kind = trainer.args, type(trainer)
-    name = kind.__name__
     loss = getattr(trainer, "loss_type", None)
     steps, accumulation = args.steps_per_generation, args.gradient_accumulation_steps
     own = [
@@ -366,7 +372,4 @@ def _check(trainer: Any) -> None:
             "must be a multiple of the other, so that the samples of a step are known together"
         )
     if wrong is not None:
-        message = (
-            f"the trainer is a `{name}`, and balanced microbatches have unequal numbers of samples: {wrong}"
-        )
-        raise ValueError(message)
+        raise uneven_error(trainer, wrong)

@@ -153,11 +153,24 @@ def check_loss(trainer: Any) -> None:
             "`ORPOTrainer` and `CPOTrainer` can be balanced"
         )
     if wrong is not None:
-        message = (
-            f"the trainer is a `{kind.__name__}`, and balanced microbatches have unequal numbers of samples: "
-            f"{wrong}"
-        )
-        raise ValueError(message)
+        raise uneven_error(trainer, wrong)
+
+
+def uneven_error(trainer: Any, wrong: str) -> ValueError:
+    """What is raised where a trainer cannot have uneven microbatches.
+
+    Args:
+        trainer: of transformers, or made of it.
+        wrong: why.
+
+    Returns:
+        The error.
+    """
+    message = (
+        f"the trainer is a `{type(trainer).__name__}`, and balanced microbatches have unequal numbers of "
+        f"samples: {wrong}"
+    )
+    return ValueError(message)
 
 
 def keep_the_mean(trainer: Any) -> None:
@@ -243,7 +256,7 @@ def gather_uneven(
 
 
 def _weigh_pairs(trainer: Any) -> None:
-    """Weighs the mean of each microbatch by its share of the step, so that their mean is that of the step."""
+    """Weighs the loss of each microbatch by its share of the step's pairs: their mean is the step's loss."""
     loss_of_theirs, samples_of_theirs = trainer.compute_loss, trainer.get_batch_samples
     gather_of_theirs = trainer.accelerator.gather
     # The part of DPO's loss that is a mean over the tokens of chosen answers (`sft`, as in MPO).

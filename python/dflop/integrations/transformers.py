@@ -45,7 +45,7 @@ _OF_TRAINER = {
 """Arguments of the sampler that the trainer decides, and by what."""
 
 _PLAIN = (RandomSampler, SequentialSampler, DistributedSampler, BalancedBatchSampler)
-"""Samplers of the trainer's own arguments, and that of an earlier call of `balance`."""
+"""Samplers that the trainer chooses by its arguments, and the one of an earlier `balance`."""
 
 _THEIR_OWN = ("axolotl.", "llamafactory.", "swift.")
 """Frameworks whose settings are looked at elsewhere."""

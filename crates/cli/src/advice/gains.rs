@@ -14,7 +14,7 @@ pub(crate) struct Gains {
     pub(crate) both: Estimate,
     /// Its step over that of the first line with `remove_padding`; `None` where rows are not padded.
     pub(crate) removed: Option<Estimate>,
-    /// Its step over that of both lines with `remove_padding`; `None` where rows are not padded.
+    /// The step of `best`, divided by the step with both lines and `remove_padding`. `None`: rows are not padded.
     pub(crate) both_removed: Option<Estimate>,
 }
 

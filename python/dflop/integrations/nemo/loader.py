@@ -14,7 +14,7 @@ _BEGUN = "begun_epoch"
 
 
 class BalancedLoader(StatefulDataLoader):
-    """Batches of a `BalancedBatchSampler`; its state is that of the sampler, equal on all ranks."""
+    """Gives the batches of a `BalancedBatchSampler`. Its state is the sampler's, and equal on all ranks."""
 
     def __init__(self, dataset: Any, sampler: BalancedBatchSampler, **options: Any) -> None:
         """Reads nothing yet.
