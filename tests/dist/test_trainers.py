@@ -331,7 +331,7 @@ def test_a_trainer_that_cannot_be_balanced_says_why(samples, tmp_path, quiet):
     endless = trainer()
     endless.train_dataset = iter(samples.rows)
     with pytest.raises(
-        ValueError, match="has no length, .* take `dflop.BalancedStream` in a loop of your own"
+        ValueError, match="`costs` is given, and samples are balanced when they have been read"
     ):
         balance(endless, samples.costs)
     with pytest.raises(ValueError, match="`train_sampling_strategy` is `group_by_length`, leave it out"):

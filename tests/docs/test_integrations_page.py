@@ -1,4 +1,4 @@
-"""Every block of docs/integrations.md runs as it stands, on one rank of a CPU, after the lines that the page takes for granted."""
+"""Every block of the pages of the three lines runs as it stands, on one rank of a CPU, after the lines that they take for granted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import warm
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("integrations.md", "second_line.md", "third_line.md")
 
 # A dataset, its costs in place of the data profile's, a model, a batch and what the model says of it.
 SAMPLES = """
@@ -146,10 +147,9 @@ torch.testing.assert_close(again[real], logits[real], rtol=1e-4, atol=1e-5)
 
 
 def blocks() -> list[str]:
-    """All blocks of Python on the page, in its order."""
-    return re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs/integrations.md").read_text(), flags=re.M | re.S
-    )
+    """All blocks of Python on the pages, in their order."""
+    text = "".join((ROOT / "docs" / page).read_text() for page in PAGES)
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
 
 
 def loop(block: str) -> str:

@@ -57,7 +57,7 @@ def test_what_python_has_is_there(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     if module.startswith("dflop.integrations."):
         package = module.split(".")[2]
-        if package not in {"loader", "encoder", "padding", "loss", "verl"}:
+        if package not in {"loader", "encoder", "padding", "loss", "script", "verl"}:
             others = {"energon": "megatron.energon", "nemo": "nemo_automodel"}
             pytest.importorskip(others.get(package, package))
     assert hasattr(importlib.import_module(module), attribute)

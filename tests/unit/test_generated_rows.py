@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflop.integrations.generated_rows import _packed, _unpacked, cut, join
+from dflop.integrations.generated_rows import cut, join
+from dflop.integrations.sent_rows import _packed, _unpacked
 
 pytest.importorskip("trl")
 

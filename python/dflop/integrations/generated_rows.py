@@ -1,20 +1,17 @@
-"""Samples that TRL's `GRPOTrainer` or `RLOOTrainer` generated: cut out of a batch, sent, joined again."""
+"""Samples that TRL's `GRPOTrainer` or `RLOOTrainer` generated: cut out of a batch, joined again."""
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
 
-from dflop.models.sums import Sums, send_rows
+from dflop.integrations.sent_rows import Joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Row = dict[str, Any]
-"""One sample: tensors and numbers by TRL's names, without padding."""
+    from dflop.integrations.sent_rows import Row
 
 _OF_PROMPT = ("prompt_ids", "prompt_mask")
 # With a value a token, or one a sample.
@@ -30,12 +27,6 @@ _OF_COMPLETION = (
 )
 _OF_BOTH = ("token_type_ids", "mm_token_type_ids")
 _COUNTS = ("num_images", "num_tiles")
-
-
-class _Joined(tuple[torch.Tensor]):
-    """A tensor of which a sample has several rows or none, such as its patches."""
-
-    __slots__ = ()
 
 
 def cut(batch: dict[str, Any]) -> list[Row]:
@@ -80,7 +71,7 @@ def cut(batch: dict[str, Any]) -> list[Row]:
             elif name in _OF_BOTH:
                 row[name] = value[begin : prompt_width + end]
             elif isinstance(values, list) and isinstance(value, torch.Tensor):
-                row[name] = _Joined((value,))
+                row[name] = Joined((value,))
             else:
                 row[name] = value
     return rows
@@ -121,7 +112,7 @@ def join(rows: Sequence[Row], padding_id: int, multiple_of: int | None = None) -
             found[name] = _left(values, prompt_width, padding_id if name == "prompt_ids" else 0)
         elif name in _OF_COMPLETION and values[0].dim() == 1:
             found[name] = _of_completions(name, rows, width, padding_id)
-        elif isinstance(values[0], (torch.Tensor, _Joined)):
+        elif isinstance(values[0], (torch.Tensor, Joined)):
             media = _media(name, [row.get(name) for row in rows])
             if media is not None:
                 found[name] = media
@@ -168,19 +159,18 @@ def _right(values: Sequence[torch.Tensor], width: int, fill: int = 0) -> torch.T
     return torch.stack([torch.nn.functional.pad(v, (0, width - len(v)), value=fill) for v in values])
 
 
-def _media(name: str, values: list[torch.Tensor | _Joined | None]) -> torch.Tensor | None:
+def _media(name: str, values: list[torch.Tensor | Joined | None]) -> torch.Tensor | None:
     """Behind each other where samples have rows of their own (None: nobody has any); else one a sample."""
     present = [value for value in values if value is not None]
-    if all(isinstance(value, _Joined) for value in present):
+    if all(isinstance(value, Joined) for value in present):
         tensors = [value[0] for value in present if len(value[0])]
         return torch.cat(_even(tensors, first=1)) if tensors else None
     # Where each sample of a rank has one picture, TRL has split them one by one; else a sample is one row.
     rows = [
-        value[0].squeeze(0) if isinstance(value, _Joined) and len(value[0]) == 1 else value
-        for value in values
+        value[0].squeeze(0) if isinstance(value, Joined) and len(value[0]) == 1 else value for value in values
     ]
     known = next(row for row in rows if isinstance(row, torch.Tensor))
-    if any(row is not None and (isinstance(row, _Joined) or row.dim() != known.dim()) for row in rows):
+    if any(row is not None and (isinstance(row, Joined) or row.dim() != known.dim()) for row in rows):
         message = f"ranks have `{name}` in different forms: one row a sample, and several"
         raise ValueError(message)
     of_samples = [torch.zeros_like(known) if row is None else row for row in rows]
@@ -197,86 +187,3 @@ def _even(values: list[torch.Tensor], first: int) -> list[torch.Tensor]:
         behind = [number for size in reversed(missing) for number in (0, size)]
         found.append(torch.nn.functional.pad(value, behind) if any(missing) else value)
     return found
-
-
-def exchange(
-    rows: Sequence[Row], targets: Sequence[Sequence[int]], rank: int, device: torch.device
-) -> list[Row]:
-    """Samples of all ranks for this one; every rank calls it.
-
-    Args:
-        rows: samples of this rank.
-        targets: of each rank, where each of its samples goes.
-        rank: this one.
-        device: of the tensors.
-
-    Returns:
-        Those that come here: those of the first rank first, each rank's in their order.
-    """
-    num_ranks = len(targets)
-    if num_ranks == 1:
-        return list(rows)
-    packed = [
-        _packed(row, device) if target != rank else torch.empty(0, dtype=torch.uint8, device=device)
-        for row, target in zip(rows, targets[rank], strict=True)
-    ]
-    most = max(map(len, targets))
-    own = torch.zeros(1, most, dtype=torch.int64, device=device)
-    own[0, : len(rows)] = torch.tensor([len(one) for one in packed])
-    sizes = Sums(distributed.group.WORLD).gather(own).tolist()
-    order = sorted(range(len(rows)), key=targets[rank].__getitem__)
-    sent = [0] * num_ranks
-    for one, target in zip(packed, targets[rank], strict=True):
-        sent[target] += len(one)
-    coming = [
-        [size for size, target in zip(sizes[source], targets[source], strict=False) if target == rank]
-        for source in range(num_ranks)
-    ]
-    leaving = torch.cat([packed[position] for position in order])
-    # Pictures take much memory, and their samples hold them already.
-    del packed
-    arrived = send_rows(leaving, sent, list(map(sum, coming)), None)
-    del leaving
-    found: list[Row] = []
-    start = 0
-    for source, lengths in enumerate(coming):
-        if source == rank:
-            found += [row for row, target in zip(rows, targets[rank], strict=True) if target == rank]
-            continue
-        for length in lengths:
-            found.append(_unpacked(arrived[start : start + length]))
-            start += length
-    return found
-
-
-def _packed(row: Row, device: torch.device) -> torch.Tensor:
-    """A sample as bytes: how long the header is, the header, the tensors behind each other."""
-    header: list[tuple[str, Any]] = []
-    tensors = []
-    for name, value in row.items():
-        if isinstance(value, (torch.Tensor, _Joined)):
-            tensor = value if isinstance(value, torch.Tensor) else value[0]
-            header.append((name, (isinstance(value, _Joined), tuple(tensor.shape), tensor.dtype)))
-            tensors.append(tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8))
-        else:
-            header.append((name, value))
-    text = pickle.dumps(header)
-    start = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
-    return torch.cat([start.to(device), *tensors])
-
-
-def _unpacked(sent: torch.Tensor) -> Row:
-    size = int.from_bytes(bytes(sent[:8].tolist()), "little")
-    row: Row = {}
-    start = 8 + size
-    for name, value in pickle.loads(bytes(sent[8:start].tolist())):  # noqa: S301: of a rank of this run
-        if not isinstance(value, tuple):
-            row[name] = value
-            continue
-        is_joined, shape, dtype = value
-        length = torch.Size(shape).numel() * dtype.itemsize
-        # A copy begins where its numbers may.
-        tensor = sent[start : start + length].clone().view(dtype).view(shape)
-        row[name] = _Joined((tensor,)) if is_joined else tensor
-        start += length
-    return row

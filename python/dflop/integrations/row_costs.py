@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Encoder and LLM tokens of each sequence of a row; whether they stand in one, or are padded to the longest.
 _Row = tuple["Sequence[tuple[float, int]]", bool]
 _HINT = "give `costs`: a pair (encoder, LLM) of each row, or the path of a profile by `dflop profile data`"
+_WHEN_LOADED = "; or `balance(trainer, when_loaded=True)`, which counts samples when they have been read"
 _MEDIA = ("image", "video", "audio")
 # Fields that say how many encoder tokens become one feature, and the power of it that they do.
 _FIELDS = (
@@ -172,6 +173,7 @@ def _sequences(
     elif not _are_records(held):
         message = (
             f"`train_dataset` is a `{type(rows).__name__}` whose rows say nothing of their size, {_HINT}"
+            f"{_WHEN_LOADED}"
         )
         raise ValueError(message)
     with TemporaryDirectory(prefix="dflop-") as folder:

@@ -12,11 +12,19 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.generations import balance_generations, is_generating
+from dflop.integrations.loaded import balance_loaded
 from dflop.integrations.loader import check_length
 from dflop.integrations.padded_rows import watched
 from dflop.integrations.row_costs import costs_of_rows
@@ -52,7 +60,12 @@ _THEIR_OWN = ("axolotl.", "llamafactory.", "swift.")
 
 
 def balance(
-    trainer: Trainer, costs: Any = None, *, model_dir: str | os.PathLike[str] | None = None, **options: Any
+    trainer: Trainer,
+    costs: Any = None,
+    *,
+    model_dir: str | os.PathLike[str] | None = None,
+    when_loaded: bool | None = None,
+    **options: Any,
 ) -> Trainer:
     """Makes `trainer` train on balanced batches; call it on every rank, before `trainer.train()`.
 
@@ -65,6 +78,12 @@ def balance(
     TRL's `GRPOTrainer` and `RLOOTrainer` deal out their prompts as before; what they generate is counted and
     moves to other ranks, within its step. Their generation and evaluation stay as they are.
 
+    Samples that nobody can count before they are read, those of a stream (`IterableDataset`) or of a dataset
+    that makes them on the fly, are balanced when they are loaded (`when_loaded`): each rank reads what the
+    trainer gives it, a sample is counted by its `input_ids`, and moves to another rank within its step.
+    Order, epochs and resuming are the trainer's. A stream may end on one rank before another: ranks go on
+    together.
+
     Under FSDP2 a microbatch of text alone hangs nobody (`attend_encoder`), in evaluation neither. Under FSDP
     of version 1 and ZeRO-3, and with models of other families, a warning counts the samples of text alone.
 
@@ -73,6 +92,8 @@ def balance(
         costs: what `BalancedBatchSampler` takes, a sample of `train_dataset` each. None: they are counted
             from its rows, by the parameters of the model (`dflop.integrations.costs_of_rows`).
         model_dir: where costs are counted, and the trainer holds no processor: the directory that has it.
+        when_loaded: whether samples are balanced when they have been read; None: if `train_dataset` has no
+            length. Then no costs are given, and of the options `is_padded` alone.
         **options: of `BalancedBatchSampler`, as `giant_llm_cost`; `meets` is that of the trainer: `phase`
             under FSDP and DeepSpeed's ZeRO-3, else `step`.
 
@@ -87,13 +108,19 @@ def balance(
     # Not above: it imports transformers, which says nothing helpful where accelerate is missing.
     from dflop.integrations.trainer_steps import BalancedSteps, load_whole_checkpoints, steps_of
 
-    _check(trainer)
+    _check(trainer, when_loaded)
     if is_generating(trainer):
-        _check_generating(costs, model_dir, options)
+        _check_unknown("the trainer generates its samples", costs, model_dir, options)
         balance_generations(trainer, **options)
         load_whole_checkpoints(trainer)
         return trainer
     check_loss(trainer)
+    if when_loaded or not _has_length(trainer):
+        _check_unknown("samples are balanced when they have been read", costs, model_dir, options)
+        balance_loaded(trainer, **{"is_padded": None, **options})
+        load_whole_checkpoints(trainer)
+        keep_the_mean(trainer)
+        return trainer
     args = trainer.args
     for name in options.keys() & _OF_TRAINER.keys():
         message = f"`{name}` is {options[name]!r}, leave it out: the trainer decides it ({_OF_TRAINER[name]})"
@@ -160,15 +187,33 @@ def balance(
     return trainer
 
 
-def _check_generating(costs: Any, model_dir: Any, options: dict[str, Any]) -> None:
-    """Refuses what makes no sense for samples that are known only when they are generated."""
+def is_known_late(trainer: Any) -> bool:
+    """Tells trainers whose samples have no costs before they are there.
+
+    Args:
+        trainer: of transformers, or made of it.
+
+    Returns:
+        Whether it generates them, or reads a stream.
+    """
+    return is_generating(trainer) or not _has_length(trainer)
+
+
+def _check_unknown(why: str, costs: Any, model_dir: Any, options: dict[str, Any]) -> None:
+    """Refuses what makes no sense for samples that are known only when they are there."""
     given = {"costs": costs, "model_dir": model_dir, **options}
     if unfit := [name for name, value in given.items() if value is not None and name != "is_padded"]:
         message = (
-            f"`{unfit[0]}` is given, and the trainer generates its samples: their costs are counted when "
+            f"`{unfit[0]}` is given, and {why}: their costs are counted when "
             "they are there, and only `is_padded` can be chosen. Leave it out"
         )
         raise ValueError(message)
+
+
+def _has_length(trainer: Any) -> bool:
+    """Whether samples can be counted before they are read; a stream with a length has no positions."""
+    rows = trainer.train_dataset
+    return hasattr(rows, "__len__") and not isinstance(rows, IterableDataset)
 
 
 def _check_sampler(loader: Any, *, shuffles: bool) -> None:
@@ -188,7 +233,7 @@ def _check_sampler(loader: Any, *, shuffles: bool) -> None:
     raise ValueError(message)
 
 
-def _check(trainer: Any) -> None:
+def _check(trainer: Any, when_loaded: bool | None) -> None:
     if not all(hasattr(trainer, name) for name in ("args", "train_dataset", "get_train_dataloader")):
         message = (
             f"`trainer` is a `{type(trainer).__name__}`, must be a `Trainer` of transformers or made of it"
@@ -198,10 +243,10 @@ def _check(trainer: Any) -> None:
     wrong = None
     if trainer.train_dataset is None:
         wrong = "the trainer has no `train_dataset`: give it one, the samples that the costs are of"
-    elif not hasattr(trainer.train_dataset, "__len__") and not is_generating(trainer):
+    elif when_loaded is False and not _has_length(trainer):
         wrong = (
-            "`train_dataset` has no length, and balancing needs the costs of all samples: give one with "
-            "positions, or take `dflop.BalancedStream` in a loop of your own"
+            "`train_dataset` has no length, so its samples are known only when they are loaded: leave "
+            "`when_loaded=False` out"
         )
     elif args.world_size > 1 and not getattr(args, "average_tokens_across_devices", False):
         wrong = (

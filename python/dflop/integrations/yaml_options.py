@@ -71,7 +71,12 @@ def split_lines(options: dict[str, Any]) -> tuple[set[str], dict[str, Any]]:
 
 
 def balance_as_asked(
-    trainer: Any, options: dict[str, Any], costs: Costs | None = None, *, pads: bool = True
+    trainer: Any,
+    options: dict[str, Any],
+    costs: Costs | None = None,
+    *,
+    pads: bool = True,
+    model_dir: str | None = None,
 ) -> None:
     """Takes the lines that the options ask for; call it on every rank, before the trainer wraps its model.
 
@@ -83,8 +88,9 @@ def balance_as_asked(
         options: from `checked`.
         costs: of the rows of `train_dataset`. None: they are counted from what the trainer holds.
         pads: whether the collation fills the rows of a microbatch up to the longest.
+        model_dir: where costs are counted, and the trainer holds no processor: the directory that has it.
     """
-    from dflop.integrations.transformers import balance
+    from dflop.integrations.transformers import balance, is_known_late
 
     lines, of_batches = split_lines(options)
     of_batches = {"is_padded": pads and "remove_padding" not in lines, **of_batches}
@@ -93,12 +99,13 @@ def balance_as_asked(
         from dflop.integrations.row_costs import costs_of_rows
 
         # Of the whole model: what the second line makes even already is none of the first one's.
-        if costs is None:
-            costs = costs_of_rows(trainer.train_dataset, trainer.model, trainer.processing_class)
-        costs = costs.llm_alone()
+        if costs is None and not is_known_late(trainer):
+            costs = costs_of_rows(trainer.train_dataset, trainer.model, trainer.processing_class, model_dir)
+            model_dir = None
+        costs = None if costs is None else costs.llm_alone()
         balance_encoder(trainer.model)
     if "remove_padding" in lines:
         from dflop.integrations.padding import remove_padding
 
         remove_padding(trainer.model)
-    balance(trainer, costs, **of_batches)
+    balance(trainer, costs, model_dir=model_dir, **of_batches)

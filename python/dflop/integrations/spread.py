@@ -1,0 +1,169 @@
+"""How the samples of a step are spread over its microbatches and all ranks, once they are there.
+
+samples of each rank -> costs of all, gathered -> who computes which -> each travels -> microbatches
+"""
+
+from __future__ import annotations
+
+import warnings
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.data.costs import costs
+from dflop.data.split import Split
+from dflop.integrations.accelerate import meets_of
+from dflop.integrations.padded_rows import is_removed
+from dflop.integrations.sent_rows import exchange
+from dflop.integrations.text_alone import (
+    OF_ENCODER,
+    handles_of,
+    is_under_fsdp2,
+    meet_in_encoder,
+    unused_in_ddp,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dflop.integrations.sent_rows import Row
+
+
+class Spread:
+    """Who computes which samples of a step."""
+
+    def __init__(self, trainer: Any, is_padded: bool | None) -> None:
+        """Looks at nothing yet.
+
+        Args:
+            trainer: of transformers.
+            is_padded: whether the model computes the padding of a microbatch; None: unless `remove_padding`
+                is in force.
+        """
+        self.is_padded = is_padded
+        self._trainer = trainer
+        self._is_told = False
+
+    def parts(
+        self, own: Sequence[tuple[float, float]], num_microbatches: int, model: Any, most: int
+    ) -> Parts:
+        """The samples of each microbatch, equal on all ranks; each calls it.
+
+        Args:
+            own: (encoder, LLM) work of each sample that this rank has.
+            num_microbatches: into which this rank would have cut its own; the most of all ranks are made.
+            model: that computes them.
+            most: as many samples as a rank may have.
+
+        Returns:
+            Of the samples of all ranks; at least one in each microbatch, if there are so many.
+        """
+        trainer = self._trainer
+        num_ranks = trainer.args.world_size
+        device = trainer.accelerator.device
+        mine = torch.full((1, most + 1, 2), torch.nan, dtype=torch.float64)
+        mine[0, most] = num_microbatches
+        if own:
+            mine[0, : len(own)] = torch.tensor(own, dtype=torch.float64)
+        gathered = mine if num_ranks == 1 else trainer.accelerator.gather(mine.to(device)).cpu()
+        found, num_microbatches = gathered[:, :most], int(gathered[:, most].max())
+        is_there = ~found[..., 0].isnan()
+        counts, everyone = is_there.sum(dim=1).tolist(), found[is_there]
+        meets = meets_of(trainer.accelerator, trainer.model)
+        self._meet(int((everyone[:, 0] == 0).sum()), len(everyone), meets)
+        if any(handle.is_shared for handle in handles_of(model)):
+            # All ranks share the encoder's work, in each microbatch.
+            everyone[:, 0], meets = 0, "phase"
+        is_padded = not is_removed() if self.is_padded is None else self.is_padded
+        num_buckets = num_ranks * num_microbatches
+        if len(everyone) <= num_buckets:
+            buckets = [[sample] for sample in range(len(everyone))]
+            buckets += [[] for _ in range(num_buckets - len(everyone))]
+        else:
+            split = Split.checked(num_ranks, 0, num_buckets, meets, trainer.args.seed, is_padded)
+            native = costs(everyone.tolist())._native
+            buckets = native.buckets(range(len(everyone)), split.cut(num_ranks, None, None))
+        return Parts(buckets, counts, device)
+
+    def _meet(self, num_alone: int, num_samples: int, meets: str) -> None:
+        """Lets samples of text alone hang nobody, or warns of it once."""
+        trainer, rank = self._trainer, self._trainer.args.process_index
+        text_alone = num_alone, num_samples
+        if self._is_told:
+            return
+        self._is_told = 0 < num_alone < num_samples
+        if meets == "phase":
+            meet_in_encoder(trainer.model, text_alone, rank, is_fsdp2=is_under_fsdp2(trainer))
+        elif rank == 0 and (fact := unused_in_ddp(trainer, text_alone)):
+            warnings.warn(f"{fact}. {OF_ENCODER}", stacklevel=2)
+
+
+class Parts:
+    """Samples of each microbatch of each rank, numbered through over all ranks."""
+
+    def __init__(self, buckets: list[list[int]], counts: Sequence[int], device: torch.device) -> None:
+        """Sends nothing yet.
+
+        Args:
+            buckets: samples of each microbatch: those of the first of each rank, then of the second, ...
+            counts: samples that each rank has.
+            device: through which samples travel.
+        """
+        self.buckets, self.counts = buckets, list(counts)
+        self._num_ranks, self._device = len(counts), device
+        # The first sample of each rank, and how many there are.
+        self._begins = [0, *accumulate(counts)]
+        self._rank_of = {
+            sample: bucket % self._num_ranks for bucket, samples in enumerate(buckets) for sample in samples
+        }
+
+    def _of(self, rank: int) -> list[int]:
+        """What a rank computes, ascending."""
+        return sorted(sample for bucket in self.buckets[rank :: self._num_ranks] for sample in bucket)
+
+    def _had_by(self, rank: int) -> range:
+        """What a rank has before samples travel."""
+        return range(self._begins[rank], self._begins[rank + 1])
+
+    def of_rank(
+        self, rows: list[Row], rank: int, lands: torch.device | None = None
+    ) -> list[tuple[list[int], list[Row], list[int]]]:
+        """Lets the samples travel; each rank calls it.
+
+        Args:
+            rows: samples that this rank has.
+            rank: this one.
+            lands: where the tensors of samples that arrive are; None: where they travel.
+
+        Returns:
+            Of each microbatch of this rank the samples' numbers, the samples, and how many each rank has.
+        """
+        num_ranks = self._num_ranks
+        targets = [[self._rank_of[sample] for sample in self._had_by(source)] for source in range(num_ranks)]
+        arrived = exchange(rows, targets, rank, self._device, lands)
+        held = dict(zip(self._of(rank), arrived, strict=True))
+        found = []
+        for start in range(0, len(self.buckets), num_ranks):
+            of_ranks = self.buckets[start : start + num_ranks]
+            own = of_ranks[rank]
+            found.append((own, [held[sample] for sample in own], list(map(len, of_ranks))))
+        return found
+
+    def returned(self, found: dict[int, Row], rank: int) -> list[Row]:
+        """What ranks made of the samples of this one; each rank calls it.
+
+        Args:
+            found: what this rank made, by the sample's number.
+            rank: this one.
+
+        Returns:
+            Of the samples that this rank had, in their order.
+        """
+        held = [self._of(other) for other in range(self._num_ranks)]
+        had_by = {sample: other for other in range(self._num_ranks) for sample in self._had_by(other)}
+        targets = [[had_by[sample] for sample in samples] for samples in held]
+        arrived = exchange([found[sample] for sample in held[rank]], targets, rank, self._device)
+        order = [sample for samples in held for sample in samples if had_by[sample] == rank]
+        of_sample = dict(zip(order, arrived, strict=True))
+        return [of_sample[sample] for sample in self._had_by(rank)]

@@ -1,0 +1,302 @@
+"""What a trainer reads is balanced when it is there: streams, and datasets that make their samples on the fly.
+
+Each trainer is transformers' own on two ranks. Its steps have the samples that they have without the line, so
+parameters and losses equal those without it, or those of one process that computes each sample alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_text
+import torch
+from ranks import free_port, results, run_ranks
+from test_trainers import BATCH_SIZE, NUM_RANKS, TOLERANCE, as_launched, check, losses_of, trainer_arguments
+from torch.utils.data import Dataset, IterableDataset
+
+from dflop.integrations import remove_padding
+from dflop.integrations.transformers import balance
+
+
+class Stream(IterableDataset):
+    """Has no length; every rank reads it whole, and keeps its share."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        yield from self.rows
+
+
+class OnTheFly(Dataset):
+    """Makes a sample when it is asked for; tensors, as the training scripts of many models have them."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return {name: torch.tensor(value) for name, value in self.rows[index].items()}
+
+
+def collate(rows):
+    return tiny_text.collate([{k: torch.as_tensor(v).tolist() for k, v in row.items()} for row in rows])
+
+
+def sizes_of(trainer):
+    """Notes the real tokens of each microbatch."""
+    found = []
+    step = trainer.training_step
+
+    def training_step(model, inputs, *given, **named):
+        found.append(int(inputs["attention_mask"].sum()))
+        return step(model, inputs, *given, **named)
+
+    trainer.training_step = training_step
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (OnTheFly, {"num_train_epochs": 2}),
+        (OnTheFly, {"num_train_epochs": 1, "dataloader_num_workers": 1, "gradient_accumulation_steps": 1}),
+        # By default transformers refuses a stream whose batches differ in width.
+        (Stream, {"max_steps": 5, "accelerator_config": {"dispatch_batches": False}}),
+    ],
+    ids=["on the fly", "workers", "stream"],
+)
+def test_steps_are_those_of_the_trainer(kind, options, tmp_path, quiet):
+    """The same losses and parameters, with more even microbatches."""
+    from transformers import Trainer
+
+    samples, port = tiny_text.Samples(), free_port()
+
+    def run(rank):
+        as_launched(rank, port)
+        found = []
+        for is_balanced in (False, True):
+            arguments = trainer_arguments(tmp_path / f"{rank}{is_balanced}", **options)
+            trainer = Trainer(tiny_text.make_model(), arguments, collate, kind(samples.rows))
+            if is_balanced:
+                balance(trainer, when_loaded=True)
+                remove_padding(trainer.model)
+            sizes = sizes_of(trainer)
+            trainer.train()
+            parameters = {name: one.detach().clone() for name, one in trainer.model.named_parameters()}
+            found.append((losses_of(trainer), parameters, sizes))
+        return found
+
+    ranks = results(run_ranks(NUM_RANKS, run, tmp_path / "ranks"))
+    for theirs, ours in ranks:
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
+        assert tiny_text.difference(ours[1], theirs[1]) <= TOLERANCE
+
+    def unevenness(arm):
+        """How many tokens the fuller rank has more than the other, over all steps."""
+        num = options.get("gradient_accumulation_steps", 2)
+        sizes = [torch.tensor(rank[arm][2]) for rank in ranks]
+        by_step = [[int(part.sum()) for part in one.split(num)] for one in sizes]
+        return sum(abs(one - other) for one, other in zip(*by_step, strict=True))
+
+    assert sum(map(sum, (rank[0][2] for rank in ranks))) == sum(map(sum, (rank[1][2] for rank in ranks)))
+    assert unevenness(1) < unevenness(0) / 2
+
+
+def test_a_stream_that_ends_on_one_rank_first(tmp_path, quiet):
+    """Shards of unequal lengths: the ranks go on together, each sample is trained once, and nobody waits for ever."""
+    import datasets
+    from transformers import Trainer
+
+    samples, port = tiny_text.Samples(14), free_port()
+    first, second = samples.rows[:9], samples.rows[9:]
+    # A step has what both ranks read: three samples each, until the second has two, and then none.
+    steps = [[0, 1, 2, 9, 10, 11], [3, 4, 5, 12, 13], [6, 7, 8]]
+    more = [[0], [1]]
+    expected = tiny_text.reference(samples, steps), tiny_text.reference(samples, more)
+
+    def of_shards(shards):
+        for shard in shards:
+            yield from shard
+
+    def run(rank):
+        as_launched(rank, port)
+        found = []
+        for shards, batch_size, num_steps, then in (
+            ([first, second], 3, 3, expected[0]),
+            # The last steps have one sample for two ranks.
+            ([samples.rows[:2], []], 1, 2, expected[1]),
+        ):
+            options = {"per_device_train_batch_size": batch_size, "max_steps": num_steps}
+            arguments = trainer_arguments(
+                tmp_path / f"{rank}{num_steps}", gradient_accumulation_steps=1, **options
+            )
+            stream = datasets.IterableDataset.from_generator(of_shards, gen_kwargs={"shards": shards})
+            trainer = Trainer(tiny_text.make_model(), arguments, tiny_text.collate, stream)
+            balance(trainer)
+            trainer.train()
+            gap = tiny_text.difference(dict(trainer.model.named_parameters()), then[1])
+            found.append((losses_of(trainer), gap))
+        return found
+
+    ranks = results(run_ranks(NUM_RANKS, run, tmp_path / "ranks"))
+    check([rank[0] for rank in ranks], expected[0])
+    check([rank[1] for rank in ranks], expected[1])
+
+
+def test_a_run_resumes_inside_an_epoch(tmp_path, quiet):
+    """As the trainer itself resumes: it skips what was read."""
+    from transformers import Trainer
+
+    samples, port = tiny_text.Samples(), free_port()
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+
+    def run(rank):
+        as_launched(rank, port)
+
+        def train(**named):
+            arguments = trainer_arguments(tmp_path / "out", **options)
+            trainer = Trainer(tiny_text.make_model(), arguments, tiny_text.collate, Stream(samples.rows))
+            balance(trainer)
+            trainer.train(**named)
+            return {name: one.detach().clone() for name, one in trainer.model.named_parameters()}
+
+        whole = train()
+        return tiny_text.difference(train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2")), whole)
+
+    assert max(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks"))) <= TOLERANCE
+
+
+def test_what_cannot_be_balanced_when_it_is_loaded(tmp_path, quiet):
+    """By name, before training or in its first step."""
+    from transformers import Trainer
+
+    samples = tiny_text.Samples(8)
+    port = free_port()
+
+    def run(rank):
+        as_launched(rank, port, 1)
+
+        def make(rows):
+            return Trainer(tiny_text.make_model(), trainer_arguments(tmp_path, max_steps=1), list, rows)
+
+        with pytest.raises(ValueError, match="`costs` is given, and samples are balanced when"):
+            balance(make(Stream(samples.rows)), samples.costs)
+        with pytest.raises(ValueError, match="`meets` is given"):
+            balance(make(OnTheFly(samples.rows)), when_loaded=True, meets="phase")
+        with pytest.raises(ValueError, match="has no length, .* leave `when_loaded=False` out"):
+            balance(make(Stream(samples.rows)), when_loaded=False)
+        with pytest.raises(ValueError, match=r"read is of \['text'\], must have `input_ids`"):
+            balance(make(Stream([{"text": "a"}] * 8))).train()
+        return True
+
+    assert results(run_ranks(1, run, tmp_path / "ranks")) == [True]
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+import tiny_text, torch
+from test_trainers import trainer_arguments
+from transformers import Trainer
+
+trainer = Trainer(tiny_text.make_model(), trainer_arguments(sys.argv[1]), tiny_text.collate, tiny_text.Samples().rows)
+trainer.train()
+losses = [one["loss"] for one in trainer.state.log_history if "loss" in one]
+torch.save((losses, trainer.model.state_dict(), sys.argv[2:]), sys.argv[1] + ".pt")
+"""
+
+
+def test_a_script_that_knows_nothing_of_dflop(tmp_path, quiet):
+    """`python -m dflop.integrations.script`: rows are counted, batches balanced, padding removed; then all is as before."""
+    from transformers import Trainer
+
+    from dflop.integrations import script
+
+    samples, port = tiny_text.Samples(), free_port()
+    expected = tiny_text.reference(
+        samples, tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * 2, 2, seed=3)
+    )
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
+    theirs = Trainer.train
+
+    def run(rank):
+        as_launched(rank, port)
+        script.main(["--remove-padding", str(path), str(tmp_path / f"out{rank}"), "--its-own"])
+        losses, parameters, arguments = torch.load(tmp_path / f"out{rank}.pt", weights_only=True)
+        assert arguments == ["--its-own"]
+        assert Trainer.train is theirs
+        return losses, tiny_text.difference(parameters, expected[1])
+
+    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")), expected)
+
+
+def test_a_script_without_a_trainer_says_so(tmp_path, capsys, monkeypatch):
+    """And one that is not there."""
+    from dflop.integrations import script
+
+    monkeypatch.delenv("RANK", raising=False)
+    path = tmp_path / "train.py"
+    path.write_text("import sys\nassert sys.argv[1:] == ['--a', '1']\n")
+    script.main([str(path), "--a", "1"])
+    assert "trained with no trainer of transformers: nothing was balanced" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="is no file: name the script"):
+        script.main([str(tmp_path / "none.py")])
+
+
+@pytest.mark.parametrize("lines", ["first", "all", "fsdp2"])
+def test_pictures_and_text_alone(lines, tmp_path, quiet, monkeypatch):
+    """A third of the samples is of text alone. Pixels travel with their samples; the encoder's work counts."""
+    from shards import whole_of
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from transformers import Trainer
+
+    from dflop.integrations import balance_encoder
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    from tiny import Samples, make_model
+    from tiny import collate as padded
+
+    samples, port = Samples(24), free_port()
+    stream = Stream([samples[i] for i in range(24)])
+    options = {
+        "max_steps": 2,
+        "learning_rate": 0.05,
+        "accelerator_config": {"dispatch_batches": False},
+        "ddp_find_unused_parameters": True,
+    }
+
+    def run(rank):
+        as_launched(rank, port)
+        found = []
+        for is_balanced in (False, True):
+            torch.manual_seed(0)
+            model = make_model()
+            is_sharded = is_balanced and lines == "fsdp2"
+            if is_sharded:
+                mesh = init_device_mesh("cpu", (NUM_RANKS,))
+                for layer in [*model.model.vision_tower.encoder.layer, *model.model.language_model.layers]:
+                    fully_shard(layer, mesh=mesh)
+                fully_shard(model, mesh=mesh)
+            arguments = trainer_arguments(tmp_path / f"{rank}{is_balanced}", **options)
+            trainer = Trainer(model, arguments, padded, stream)
+            if is_sharded:
+                # accelerate shards nothing on a CPU: the model comes sharded, and is not to be wrapped again.
+                trainer.accelerator.prepare_model = lambda model, **_: model
+            if is_balanced:
+                if lines == "all":
+                    balance_encoder(model)
+                    remove_padding(model)
+                balance(trainer)
+            trainer.train()
+            found.append((losses_of(trainer), whole_of(dict(model.named_parameters()))))
+        return found
+
+    for theirs, ours in results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")):
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
+        assert tiny_text.difference(ours[1], theirs[1]) <= TOLERANCE
