@@ -95,7 +95,7 @@ TEST_JOBS ?= 3
 test-python: setup $(DEV)
 	$(BIN)/python -m pytest -m "not gpu and not layouts and not site and not more" -n $(TEST_JOBS) --dist worksteal
 
-test-more: setup $(DEV) ## Further cases of what `make test` tries: other families, layouts and seeds (minutes; CI runs them)
+test-more: setup $(DEV) ## Further cases of what `make test` tries: other families, layouts and seeds (half an hour)
 	$(CARGO_TEST) --release --locked --package dflop-plan --package dflop-cli --lib --test all --quiet -- --ignored more::
 	$(BIN)/python -m pytest -m "more and not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
@@ -285,7 +285,7 @@ wheel-aarch64: $(VENV)/.dependencies ## The wheel for aarch64 Linux, built here 
 release: $(VENV)/.dependencies ## A new version in every file that names it (VERSION=0.2.0)
 	$(BIN)/python tools/release.py $(VERSION)
 
-check: test test-more lint docs ## What CI runs, but for the demo
+check: test test-more lint docs ## Tests with all their cases, lints and docs
 
 clean: ## Remove what was built and the demo
 	rm -rf target $(VENV) dist demo bench/out site

@@ -22,6 +22,7 @@ With `--padded` rows are padded, as collators of transformers make them, and the
     arrival, grouped, rebalanced, line      as above
     line-padded                             the first line, told of it: `is_padded=True`
     arrival-unpadded, line-unpadded         with `remove_padding`: the LLM's layers compute real tokens alone
+    loaded-unpadded                         the same; read as in `arrival`, then samples move (`when_loaded`)
 
 and the ratio is that of the fastest of the first three to `line-unpadded`.
 
@@ -53,7 +54,7 @@ NUM_RANKS, BATCH_SIZE, SEED = 2, 4, 11
 OTHERS = ("arrival", "grouped", "rebalanced", "packed")
 OURS = ("line", "both")
 OF_PADDED = ("arrival", "grouped", "rebalanced")
-OURS_OF_PADDED = ("line", "line-padded", "arrival-unpadded", "line-unpadded")
+OURS_OF_PADDED = ("line", "line-padded", "arrival-unpadded", "line-unpadded", "loaded-unpadded")
 # The arm that the ratio of a layout is of.
 CHOSEN = {"ddp": "line", "fsdp2": "both"}
 CHOSEN_OF_PADDED = {"ddp": "line-unpadded"}
@@ -91,7 +92,7 @@ def batches_of(
     steps = [sorted(i for bucket in plain.buckets(step) for i in bucket) for step in range(num_steps)]
     for step in steps:
         random.Random(SEED + step[0]).shuffle(step)
-    if arm == "arrival":
+    if arm in ("arrival", "loaded"):
         return [
             [step[rank * len(step) // num_ranks : (rank + 1) * len(step) // num_ranks] for step in steps]
             for rank in range(num_ranks)
@@ -265,6 +266,7 @@ def run_arm(
 
     from dflop.integrations import attend_encoder, balance_encoder, remove_padding
     from dflop.integrations.accelerate import keep_batches
+    from dflop.integrations.transformers import balance
 
     class Clock(TrainerCallback):
         first = last = 0.0
@@ -318,6 +320,8 @@ def run_arm(
         accelerator.prepare_model = lambda module, **_: module
     loader: DataLoader[Any] = DataLoader(data, batch_sampler=batches, collate_fn=collated)  # type: ignore[arg-type]
     trainer.get_train_dataloader = lambda: keep_batches(trainer.accelerator, loader)
+    if arm.startswith("loaded"):
+        balance(trainer, when_loaded=True)
     # The trainer says on stdout what it logs; stdout is ours.
     trainer.remove_callback(PrinterCallback)
     trainer.train()
