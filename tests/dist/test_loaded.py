@@ -6,6 +6,7 @@ parameters and losses equal those without it, or those of one process that compu
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -222,13 +223,17 @@ def test_a_script_that_knows_nothing_of_dflop(tmp_path, quiet):
     )
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
+    page = (Path(__file__).parents[2] / "docs/frameworks.md").read_text()
+    command = re.search(r"^torchrun --nproc-per-node 8 -m dflop.integrations.script (.*)$", page, flags=re.M)
+    assert command
+    lines, own = command[1].split(" train.py ")
     theirs = Trainer.train
 
     def run(rank):
         as_launched(rank, port)
-        script.main(["--remove-padding", str(path), str(tmp_path / f"out{rank}"), "--its-own"])
+        script.main([*lines.split(), str(path), str(tmp_path / f"out{rank}"), *own.split()])
         losses, parameters, arguments = torch.load(tmp_path / f"out{rank}.pt", weights_only=True)
-        assert arguments == ["--its-own"]
+        assert arguments == own.split()
         assert Trainer.train is theirs
         return losses, tiny_text.difference(parameters, expected[1])
 
