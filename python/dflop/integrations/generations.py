@@ -10,29 +10,15 @@ afterwards, within their optimizer step.
 
 from __future__ import annotations
 
-import warnings
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflop.data.costs import costs
-from dflop.data.split import Split
-from dflop.integrations.accelerate import meets_of
-from dflop.integrations.generated_rows import cut, exchange, join
-from dflop.integrations.padded_rows import is_removed
-from dflop.integrations.parameter_cost import cost_of_parameters
-from dflop.integrations.row_costs import media_tokens
-from dflop.integrations.text_alone import (
-    OF_ENCODER,
-    handles_of,
-    is_sharded_by_fsdp2,
-    is_under_fsdp2,
-    meet_in_encoder,
-    meeting_in_evaluation,
-    unused_in_ddp,
-)
+from dflop.integrations.generated_rows import cut, join
+from dflop.integrations.spread import Spread
+from dflop.integrations.text_alone import handles_of, is_sharded_by_fsdp2, meeting_in_evaluation
 from dflop.integrations.trainer_loss import degree_of, gather_uneven, uneven_error
 
 if TYPE_CHECKING:
@@ -74,6 +60,18 @@ def is_generating(trainer: Any) -> bool:
     return any(one.__module__ in _MODULES for one in type(trainer).__mro__)
 
 
+def is_of_swift(trainer: Any) -> bool:
+    """Tells ms-swift's own trainers, some of which are made of TRL's.
+
+    Args:
+        trainer: of transformers, or made of it.
+
+    Returns:
+        Whether it is one.
+    """
+    return any(one.__module__.startswith("swift.rlhf_trainers.") for one in type(trainer).__mro__)
+
+
 def balance_generations(trainer: Any, *, is_padded: bool | None = None) -> None:
     """Makes `trainer` compute what it generated in microbatches of even work; call it on every rank.
 
@@ -93,7 +91,7 @@ def balance_generations(trainer: Any, *, is_padded: bool | None = None) -> None:
     if isinstance(trainer._prepare_inputs, _Generations):
         trainer._prepare_inputs.spread.is_padded = is_padded
         return
-    spread = _Spread(trainer, is_padded)
+    spread = Spread(trainer, is_padded)
     generations = _Generations(trainer, spread)
     trainer._prepare_inputs = generations
     trainer.compute_loss = partial(_loss, trainer, generations, trainer.compute_loss)
@@ -127,7 +125,7 @@ def _generated(trainer: Any, theirs: Any, *given: Any, **named: Any) -> Any:
 
 def _scored(
     trainer: Any,
-    spread: _Spread,
+    spread: Spread,
     theirs: Any,
     model: Any,
     input_ids: torch.Tensor,
@@ -149,12 +147,12 @@ def _scored(
     }
     rows = cut(batch)
     rank = trainer.args.process_index
-    parts = spread.split(rows, -(-len(rows) // (batch_size or len(rows))), model)
+    parts = spread.split(_sizes(rows, spread), -(-len(rows) // (batch_size or len(rows))), model)
     found: dict[int, Row] = {}
     # A reference is another model, in evaluation mode: text alone hangs nobody there either.
     with meeting_in_evaluation(model, is_fsdp2=is_sharded_by_fsdp2(model)):
         for samples, held, _ in parts.of_rank(rows, rank):
-            own = spread.join(held)
+            own = _joined(trainer, held)
             width = own["completion_ids"].shape[1]
             ids, mask = (
                 torch.cat([own.pop(f"{part}_{name}") for part in ("prompt", "completion")], dim=1)
@@ -173,7 +171,7 @@ def _scored(
 class _Generations:
     """Stands in for `_prepare_inputs`: the trainer's own, then samples move."""
 
-    def __init__(self, trainer: Any, spread: _Spread) -> None:
+    def __init__(self, trainer: Any, spread: Spread) -> None:
         self.spread = spread
         self._trainer = trainer
         self._theirs = trainer._prepare_inputs
@@ -211,118 +209,28 @@ class _Generations:
             joined = microbatches[start : start + num_joined]
             rows = [row for microbatch in joined for row in cut(microbatch)]
             shared = {name: value for name, value in joined[0].items() if _is_of_all(value)}
-            parts = self.spread.split(rows, num_joined)
+            parts = self.spread.split(_sizes(rows, self.spread), num_joined)
             for _, own, counts in parts.of_rank(rows, trainer.args.process_index):
-                found.append({**self.spread.join(own), **shared})
+                found.append({**_joined(trainer, own), **shared})
                 self._counts.append(counts)
                 # The trainer's mean has as many samples in each microbatch.
                 self._weights.append(len(own) * num_joined / len(rows) if is_mean else 1.0)
         return found
 
 
-class _Spread:
-    """How samples are spread over microbatches and ranks."""
-
-    def __init__(self, trainer: Any, is_padded: bool | None) -> None:
-        self.is_padded = is_padded
-        self._trainer = trainer
-        # Counted before anything shards the model; of a forward alone, too.
-        self.trained = cost_of_parameters(trainer.model)
-        self._scored = cost_of_parameters(trainer.model, is_trained=False)
-        self._media = media_tokens(trainer.model, self.trained)
-        self._is_told = False
-
-    def split(self, rows: list[Row], num_microbatches: int, scorer: Any = None) -> _Parts:
-        """Who computes which samples of all ranks, equal on all; each calls it, with equally many rows.
-
-        `scorer` is the model that computes a forward alone. Without it they are trained on.
-        """
-        trainer = self._trainer
-        num_ranks = trainer.args.world_size
-        model, cost = (trainer.model, self.trained) if scorer is None else (scorer, self._scored)
-        sizes = zip(self._encoder_tokens(rows), map(_num_tokens, rows), strict=True)
-        own = torch.tensor([cost(size) for size in sizes], dtype=torch.float64)
-        device = trainer.accelerator.device
-        everyone = own if num_ranks == 1 else trainer.accelerator.gather(own.to(device)).cpu()
-        meets = meets_of(trainer.accelerator, trainer.model)
-        self._meet(int((everyone[:, 0] == 0).sum()), len(everyone), meets)
-        if any(handle.is_shared for handle in handles_of(model)):
-            # All ranks share the encoder's work, in each microbatch.
-            everyone[:, 0], meets = 0, "phase"
-        is_padded = not is_removed() if self.is_padded is None else self.is_padded
-        num_buckets = num_ranks * num_microbatches
-        split = Split.checked(num_ranks, 0, num_buckets, meets, trainer.args.seed, is_padded)
-        native = costs(everyone.tolist())._native
-        buckets = native.buckets(range(len(everyone)), split.cut(num_ranks, None, None))
-        return _Parts(buckets, num_ranks, len(rows), device)
-
-    def _meet(self, num_alone: int, num_samples: int, meets: str) -> None:
-        """Lets samples of text alone hang nobody, or warns of it once."""
-        trainer, rank = self._trainer, self._trainer.args.process_index
-        text_alone = num_alone, num_samples
-        if self._is_told:
-            return
-        self._is_told = 0 < num_alone < num_samples
-        if meets == "phase":
-            meet_in_encoder(trainer.model, text_alone, rank, is_fsdp2=is_under_fsdp2(trainer))
-        elif rank == 0 and (fact := unused_in_ddp(trainer, text_alone)):
-            warnings.warn(f"{fact}. {OF_ENCODER}", stacklevel=2)
-
-    def join(self, rows: list[Row]) -> dict[str, Any]:
-        """A microbatch of them."""
-        trainer = self._trainer
-        return join(rows, trainer._tokenizer.pad_token_id, trainer.pad_to_multiple_of)
-
-    def _encoder_tokens(self, rows: list[Row]) -> list[float]:
-        """Of each sample; a device is waited for once."""
-        found = torch.zeros(len(rows), dtype=torch.float64, device=rows[0]["prompt_ids"].device)
-        for token, count in self._media.items():
-            for part in ("prompt_ids", "completion_ids"):
-                found += count * torch.stack([row[part].eq(token).sum() for row in rows])
-        return found.tolist()
+def _joined(trainer: Any, rows: list[Row]) -> dict[str, Any]:
+    """A microbatch of them."""
+    return join(rows, trainer._tokenizer.pad_token_id, trainer.pad_to_multiple_of)
 
 
-class _Parts:
-    """Samples of each microbatch of each rank, numbered through over all ranks."""
-
-    def __init__(self, buckets: list[list[int]], num_ranks: int, num_own: int, device: torch.device) -> None:
-        self._buckets, self._num_ranks, self._num_own = buckets, num_ranks, num_own
-        self._device = device
-        self._rank_of = {
-            sample: bucket % num_ranks for bucket, samples in enumerate(buckets) for sample in samples
-        }
-
-    def _of(self, rank: int) -> list[int]:
-        """What a rank computes, ascending."""
-        return sorted(sample for bucket in self._buckets[rank :: self._num_ranks] for sample in bucket)
-
-    def of_rank(self, rows: list[Row], rank: int) -> list[tuple[list[int], list[Row], list[int]]]:
-        """Of each microbatch of this rank its samples, and how many each rank has there; each calls it."""
-        num_ranks, num_own = self._num_ranks, self._num_own
-        targets = [
-            [self._rank_of[source * num_own + position] for position in range(num_own)]
-            for source in range(num_ranks)
-        ]
-        held = dict(zip(self._of(rank), exchange(rows, targets, rank, self._device), strict=True))
-        found = []
-        for start in range(0, len(self._buckets), num_ranks):
-            of_ranks = self._buckets[start : start + num_ranks]
-            own = of_ranks[rank]
-            found.append((own, [held[sample] for sample in own], list(map(len, of_ranks))))
-        return found
-
-    def returned(self, found: dict[int, Row], rank: int) -> list[Row]:
-        """What ranks made of the samples of this one, in their order; each calls it."""
-        held = [self._of(other) for other in range(self._num_ranks)]
-        targets = [[sample // self._num_own for sample in samples] for samples in held]
-        arrived = exchange([found[sample] for sample in held[rank]], targets, rank, self._device)
-        order = [sample for samples in held for sample in samples if sample // self._num_own == rank]
-        of_sample = dict(zip(order, arrived, strict=True))
-        return [of_sample[rank * self._num_own + position] for position in range(self._num_own)]
-
-
-def _num_tokens(row: Row) -> int:
-    return len(row["prompt_ids"]) + len(row["completion_ids"])
+def _sizes(rows: list[Row], spread: Spread) -> list[tuple[float, int]]:
+    """Encoder tokens and LLM tokens of each sample; a device is waited for once."""
+    of_encoder = torch.zeros(len(rows), dtype=torch.float64, device=rows[0]["prompt_ids"].device)
+    for token, count in spread.media.items():
+        for part in ("prompt_ids", "completion_ids"):
+            of_encoder += count * torch.stack([row[part].eq(token).sum() for row in rows])
+    of_llm = [len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows]
+    return list(zip(of_encoder.tolist(), of_llm, strict=True))
 
 
 def _is_of_all(value: Any) -> bool:

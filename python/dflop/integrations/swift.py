@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swift.callbacks import TrainerCallback, callbacks_map  # pyright: ignore[reportMissingImports]
 
 import dflop
+from dflop.integrations.generations import is_generating
 from dflop.integrations.row_costs import costs_of_answers, costs_of_rows
 from dflop.integrations.trainer_loss import is_of_pairs
 from dflop.integrations.yaml_options import balance_as_asked, checked
@@ -59,9 +60,13 @@ def register(
 
             def train(*given: Any, **named: Any) -> Any:
                 _check(trainer)
+                pads = not trainer.template.padding_free
+                if is_generating(trainer):
+                    # What is generated is counted when it is there: `balance` refuses both.
+                    balance_as_asked(trainer, {**asked, "model_dir": model_dir}, costs, pads=pads)
+                    return theirs(*given, **named)
                 shuffle = {"shuffle": trainer.args.train_dataloader_shuffle}
                 found = _costs(trainer, costs, model_dir)
-                pads = not trainer.template.padding_free
                 balance_as_asked(trainer, {**shuffle, **asked}, found, pads=pads)
                 return theirs(*given, **named)
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Samp
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.accelerate import keep_batches, meets_of
-from dflop.integrations.generations import balance_generations, is_generating
+from dflop.integrations.generations import balance_generations, is_generating, is_of_swift
 from dflop.integrations.loader import check_length
 from dflop.integrations.padded_rows import watched
 from dflop.integrations.row_costs import costs_of_rows
@@ -90,7 +90,13 @@ def balance(
     _check(trainer)
     if is_generating(trainer):
         _check_generating(costs, model_dir, options)
-        balance_generations(trainer, **options)
+        if is_of_swift(trainer):
+            # Not above: it imports ms-swift.
+            from dflop.integrations.swift_generations import balance_generations_of_swift
+
+            balance_generations_of_swift(trainer, **options)
+        else:
+            balance_generations(trainer, **options)
         load_whole_checkpoints(trainer)
         return trainer
     check_loss(trainer)

@@ -81,9 +81,11 @@ def balance_as_asked(
     Args:
         trainer: of `transformers`, or made of it.
         options: from `checked`.
-        costs: of the rows of `train_dataset`. None: they are counted from what the trainer holds.
+        costs: of the rows of `train_dataset`. None: they are counted from what the trainer holds, or
+            from what it generates.
         pads: whether the collation fills the rows of a microbatch up to the longest.
     """
+    from dflop.integrations.generations import is_generating
     from dflop.integrations.transformers import balance
 
     lines, of_batches = split_lines(options)
@@ -93,9 +95,9 @@ def balance_as_asked(
         from dflop.integrations.row_costs import costs_of_rows
 
         # Of the whole model: what the second line makes even already is none of the first one's.
-        if costs is None:
+        if costs is None and not is_generating(trainer):
             costs = costs_of_rows(trainer.train_dataset, trainer.model, trainer.processing_class)
-        costs = costs.llm_alone()
+        costs = None if costs is None else costs.llm_alone()
         balance_encoder(trainer.model)
     if "remove_padding" in lines:
         from dflop.integrations.padding import remove_padding
