@@ -1,4 +1,4 @@
-"""Balanced batches in ms-swift's `swift sft` and `swift rlhf --rlhf_type dpo`: a plugin of two lines.
+"""Balanced batches in ms-swift's `swift sft`, and `swift rlhf` with `dpo` or `grpo`: a plugin of two lines.
 
 plugin.py:   from dflop.integrations.swift import register
              register()
@@ -44,7 +44,8 @@ def register(
 
     Returns:
         The callback's class. When training starts it raises ValueError for what cannot be balanced: packing,
-        streaming, sequence parallelism, `--group_by_length`, and what `balance` refuses.
+        streaming, sequence parallelism, `--group_by_length`, and what `balance` refuses. With GRPO
+        it refuses costs too: samples are counted when they are generated.
 
     Raises:
         ValueError: an option that is not known.

@@ -62,8 +62,9 @@ def balance(
     samples a step has: `trainer.train` refuses (ValueError) to go on from one whose steps had others, because
     the trainer counts steps, and would leave samples out or train them twice.
 
-    TRL's `GRPOTrainer` and `RLOOTrainer` deal out their prompts as before; what they generate is counted and
-    moves to other ranks, within its step. Their generation and evaluation stay as they are.
+    TRL's `GRPOTrainer` and `RLOOTrainer`, and ms-swift's `GRPOTrainer`, deal out their prompts as before;
+    what they generate is counted and moves to other ranks, within its step. Their generation and evaluation
+    stay as they are.
 
     Under FSDP2 a microbatch of text alone hangs nobody (`attend_encoder`), in evaluation neither. Under FSDP
     of version 1 and ZeRO-3, and with models of other families, a warning counts the samples of text alone.
