@@ -105,6 +105,8 @@ CASES = {
             "tuner_type": "lora",
             "lora_rank": 4,
             "lora_dtype": "float32",
+            # It would draw other numbers for other rows, and answers are drawn after it.
+            "lora_dropout": 0,
             "freeze_vit": True,
             "beta": 0.1,
             "loss_type": "dr_grpo",

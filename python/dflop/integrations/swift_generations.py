@@ -173,7 +173,7 @@ class _Generations:
         return found, places
 
     def _row(self, sample: Any) -> Row:
-        """A sample that can travel: its tensors by name, and all else."""
+        """A sample that can travel: its tensors by their names, and all else by none."""
         trainer = self._trainer
         if trainer.dynamic_num_samples:
             message = "ms-swift made several samples of one answer (multi-turn): ranks have unequal numbers"
@@ -186,11 +186,11 @@ class _Generations:
         encoded.pop("_extra_kwargs", None)
         ids = encoded["input_ids"]
         size = sum(count * ids.count(token) for token, count in self.spread.media.items()), len(ids)
-        if not size[0] and self.spread.media and (sample.images or sample.videos or sample.audios):
-            kind = type(template).__name__
+        if not size[0] and (sample.images or sample.videos or sample.audios):
             message = (
-                f"`{kind}` writes none of the tokens {sorted(self.spread.media)} where a medium stands, so "
-                "nobody knows what the encoder reads"
+                f"a row of `{type(template).__name__}` has media and none of the tokens "
+                f"{sorted(self.spread.media)} that the model's configuration names for them, so nobody "
+                "knows what the encoder reads"
             )
             raise uneven_error(trainer, message)
         tensors = {name: value for name, value in encoded.items() if isinstance(value, torch.Tensor)}
