@@ -1,7 +1,7 @@
 """ms-swift's GRPO with balanced batches: two ranks train what `swift rlhf --rlhf_type grpo` trains on two ranks.
 
-The model is a tiny LLaVA that answers chats with pictures and without by its own sampling, in transformers.
-As seeds are the same, equal parameters give equal answers from one step to the next.
+The model is a tiny LLaVA or Qwen2.5-VL that answers chats with pictures and without by its own sampling, in
+transformers. As seeds are the same, equal parameters give equal answers from one step to the next.
 """
 
 from __future__ import annotations
@@ -44,20 +44,28 @@ class Sizes(TrainerCallback):
 
 callbacks_map["sizes"] = Sizes
 """
+# ms-swift writes the ids of the published tokenizer.
+IDS = """
+from swift.template.templates.qwen import Qwen2VLTemplate
+
+Qwen2VLTemplate.image_token_id, Qwen2VLTemplate.video_token_id = 261, 262
+"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Model, prompts and plugins."""
+    """Models, prompts and plugins."""
     folder = tmp_path_factory.mktemp("swift_grpo")
     write_model(folder / "model")
+    tiny_vision.write_model(folder / "qwen")
     write_chats(folder, NUM_CHATS)
     # Answers end at some bytes, and have no token of pictures, which nothing would stand behind.
-    settings = folder / "model/generation_config.json"
-    ends, unfit = [257, *range(24)], [256, 258, 259]
-    changed = {**json.loads(settings.read_text()), "eos_token_id": ends, "suppress_tokens": unfit}
-    settings.write_text(json.dumps(changed))
-    for name, text in {"leave": LEAVE, "rewards": REWARDS, "sizes": SIZES}.items():
+    for model, end, specials in (("model", 257, range(256, 260)), ("qwen", 256, range(256, 263))):
+        settings = folder / model / "generation_config.json"
+        unfit = [token for token in specials if token != end]
+        changed = {"eos_token_id": [end, *range(24)], "suppress_tokens": unfit}
+        settings.write_text(json.dumps({**json.loads(settings.read_text()), **changed}))
+    for name, text in {"leave": LEAVE, "rewards": REWARDS, "sizes": SIZES, "ids": IDS}.items():
         (folder / f"{name}.py").write_text(text)
     return folder
 
@@ -76,7 +84,7 @@ def grpo(folder, out, arguments, lines=None, fails=False):
         **arguments,
     }
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    plugins, callbacks = ["leave.py", "rewards.py", "sizes.py"], ["sizes"]
+    plugins, callbacks = ["leave.py", "rewards.py", "sizes.py", "ids.py"], ["sizes"]
     if lines is not None:
         plugin = out.parent / f"{out.name}.py"
         plugin.write_text(f"from dflop.integrations.swift import register\nregister({lines})\n")
@@ -90,6 +98,11 @@ def grpo(folder, out, arguments, lines=None, fails=False):
 
 CASES = {
     "grpo": ("", {"beta": 0.1}, 1),
+    "qwen": (
+        "remove_padding=True",
+        {"model": "qwen", "model_type": "qwen2_5_vl", "template": "qwen2_5_vl", "loss_type": "cispo"},
+        1,
+    ),
     # Groups whose rewards are all the same are generated anew.
     "dapo": ("remove_padding=True", {"loss_type": "dapo", "dynamic_sample": True}, 1),
     # Two optimizer steps for each generation, each computed twice; the reference's part is in the rewards.
@@ -135,7 +148,7 @@ def test_balanced_ranks_train_what_ranks_train(case, folder, tmp_path):
         )
     else:
         expected, own = weights(tmp_path / "theirs"), weights(tmp_path / "found")
-        before = load_file(folder / "model/model.safetensors")
+        before = load_file(folder / arguments.get("model", "model") / "model.safetensors")
         assert tiny_vision.difference(before, expected) > 1e-2
     assert tiny_vision.difference(own, expected) <= TOLERANCE
 
