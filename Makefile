@@ -147,7 +147,7 @@ test-frameworks: setup ## The lines in fine-tuning frameworks on two CPU ranks (
 	  $(UV) venv --quiet --allow-existing --python $(BIN)/python target/frameworks/$$name; \
 	  $(UV) pip install --quiet --python $$python --no-deps -r tests/frameworks/$$name.lock; \
 	  $(UV) pip install --quiet --python $$python --no-deps --reinstall dist/dflop-*.whl; \
-	  $$python -m pytest tests/frameworks/test_$$name.py; \
+	  $$python -m pytest tests/frameworks/test_$$name*.py; \
 	done
 
 test-gpu: setup $(DEV) ## The tests that need a GPU

@@ -2,10 +2,10 @@
 
     batches   loader.balanced_loader    plain PyTorch (DDP, FSDP2); loss.py: over the global label tokens
               transformers.balance      transformers.Trainer, TRL; trainer_steps.py: resuming
-                                        generations.py: what GRPO and RLOO generate
+                                        generations.py: what GRPO and RLOO generate; spread.py: who has it
               accelerate.balanced       accelerate
               lightning.BalancedData    Lightning
-              swift.register            ms-swift
+              swift.register            ms-swift; swift_generations.py: what its GRPO generates
               llamafactory.train        LLaMA-Factory, as a command
               axolotl.BalancePlugin     Axolotl
               nemo.recipe               NeMo Automodel

@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.integrations.generated_rows import cut, join
-from dflop.integrations.parameter_cost import cost_of_parameters
-from dflop.integrations.row_costs import media_tokens
 from dflop.integrations.spread import Spread
 from dflop.integrations.text_alone import handles_of, is_sharded_by_fsdp2, meeting_in_evaluation
 from dflop.integrations.trainer_loss import degree_of, gather_uneven, uneven_error
 
 if TYPE_CHECKING:
     from dflop.integrations.sent_rows import Row
-    from dflop.integrations.spread import Parts
 
 _MODULES = ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer")
 _THEIRS = (
@@ -63,6 +60,18 @@ def is_generating(trainer: Any) -> bool:
     return any(one.__module__ in _MODULES for one in type(trainer).__mro__)
 
 
+def is_of_swift(trainer: Any) -> bool:
+    """Tells ms-swift's own trainers, some of which are made of TRL's.
+
+    Args:
+        trainer: of transformers, or made of it.
+
+    Returns:
+        Whether it is one.
+    """
+    return any(one.__module__.startswith("swift.rlhf_trainers.") for one in type(trainer).__mro__)
+
+
 def balance_generations(trainer: Any, *, is_padded: bool | None = None) -> None:
     """Makes `trainer` compute what it generated in microbatches of even work; call it on every rank.
 
@@ -82,7 +91,7 @@ def balance_generations(trainer: Any, *, is_padded: bool | None = None) -> None:
     if isinstance(trainer._prepare_inputs, _Generations):
         trainer._prepare_inputs.spread.is_padded = is_padded
         return
-    spread = _Spread(trainer, is_padded)
+    spread = Spread(trainer, is_padded)
     generations = _Generations(trainer, spread)
     trainer._prepare_inputs = generations
     trainer.compute_loss = partial(_loss, trainer, generations, trainer.compute_loss)
@@ -116,7 +125,7 @@ def _generated(trainer: Any, theirs: Any, *given: Any, **named: Any) -> Any:
 
 def _scored(
     trainer: Any,
-    spread: _Spread,
+    spread: Spread,
     theirs: Any,
     model: Any,
     input_ids: torch.Tensor,
@@ -138,12 +147,12 @@ def _scored(
     }
     rows = cut(batch)
     rank = trainer.args.process_index
-    parts = spread.split(rows, -(-len(rows) // (batch_size or len(rows))), model)
+    parts = spread.split(_sizes(rows, spread), -(-len(rows) // (batch_size or len(rows))), model)
     found: dict[int, Row] = {}
     # A reference is another model, in evaluation mode: text alone hangs nobody there either.
     with meeting_in_evaluation(model, is_fsdp2=is_sharded_by_fsdp2(model)):
         for samples, held, _ in parts.of_rank(rows, rank):
-            own = spread.join(held)
+            own = _joined(trainer, held)
             width = own["completion_ids"].shape[1]
             ids, mask = (
                 torch.cat([own.pop(f"{part}_{name}") for part in ("prompt", "completion")], dim=1)
@@ -162,7 +171,7 @@ def _scored(
 class _Generations:
     """Stands in for `_prepare_inputs`: the trainer's own, then samples move."""
 
-    def __init__(self, trainer: Any, spread: _Spread) -> None:
+    def __init__(self, trainer: Any, spread: Spread) -> None:
         self.spread = spread
         self._trainer = trainer
         self._theirs = trainer._prepare_inputs
@@ -200,50 +209,28 @@ class _Generations:
             joined = microbatches[start : start + num_joined]
             rows = [row for microbatch in joined for row in cut(microbatch)]
             shared = {name: value for name, value in joined[0].items() if _is_of_all(value)}
-            parts = self.spread.split(rows, num_joined)
+            parts = self.spread.split(_sizes(rows, self.spread), num_joined)
             for _, own, counts in parts.of_rank(rows, trainer.args.process_index):
-                found.append({**self.spread.join(own), **shared})
+                found.append({**_joined(trainer, own), **shared})
                 self._counts.append(counts)
                 # The trainer's mean has as many samples in each microbatch.
                 self._weights.append(len(own) * num_joined / len(rows) if is_mean else 1.0)
         return found
 
 
-class _Spread(Spread):
-    """How what was generated is spread over microbatches and ranks."""
-
-    def __init__(self, trainer: Any, is_padded: bool | None) -> None:
-        super().__init__(trainer, is_padded)
-        # Counted before anything shards the model; of a forward alone, too.
-        self.trained = cost_of_parameters(trainer.model)
-        self._scored = cost_of_parameters(trainer.model, is_trained=False)
-        self._media = media_tokens(trainer.model, self.trained)
-
-    def split(self, rows: list[Row], num_microbatches: int, scorer: Any = None) -> Parts:
-        """Who computes which samples of all ranks, equal on all; each calls it, with equally many rows.
-
-        `scorer` is the model that computes a forward alone. Without it they are trained on.
-        """
-        model, cost = (self._trainer.model, self.trained) if scorer is None else (scorer, self._scored)
-        sizes = zip(self._encoder_tokens(rows), map(_num_tokens, rows), strict=True)
-        return self.parts([cost(size) for size in sizes], num_microbatches, model, len(rows))
-
-    def join(self, rows: list[Row]) -> dict[str, Any]:
-        """A microbatch of them."""
-        trainer = self._trainer
-        return join(rows, trainer._tokenizer.pad_token_id, trainer.pad_to_multiple_of)
-
-    def _encoder_tokens(self, rows: list[Row]) -> list[float]:
-        """Of each sample; a device is waited for once."""
-        found = torch.zeros(len(rows), dtype=torch.float64, device=rows[0]["prompt_ids"].device)
-        for token, count in self._media.items():
-            for part in ("prompt_ids", "completion_ids"):
-                found += count * torch.stack([row[part].eq(token).sum() for row in rows])
-        return found.tolist()
+def _joined(trainer: Any, rows: list[Row]) -> dict[str, Any]:
+    """A microbatch of them."""
+    return join(rows, trainer._tokenizer.pad_token_id, trainer.pad_to_multiple_of)
 
 
-def _num_tokens(row: Row) -> int:
-    return len(row["prompt_ids"]) + len(row["completion_ids"])
+def _sizes(rows: list[Row], spread: Spread) -> list[tuple[float, int]]:
+    """Encoder tokens and LLM tokens of each sample; a device is waited for once."""
+    of_encoder = torch.zeros(len(rows), dtype=torch.float64, device=rows[0]["prompt_ids"].device)
+    for token, count in spread.media.items():
+        for part in ("prompt_ids", "completion_ids"):
+            of_encoder += count * torch.stack([row[part].eq(token).sum() for row in rows])
+    of_llm = [len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows]
+    return list(zip(of_encoder.tolist(), of_llm, strict=True))
 
 
 def _is_of_all(value: Any) -> bool:

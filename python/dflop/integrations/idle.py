@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     import torch
-    from torch import nn
 
 
 def depend(token: torch.Tensor, parameters: Iterable[nn.Parameter]) -> torch.Tensor:
@@ -129,6 +129,10 @@ def _hand_on(
         token = depend(token, module.parameters(recurse=False))
         others = [child for child in module.children() if not any(child is one for one in first)]
         for child in [*first, *others]:
+            if isinstance(child, nn.ParameterDict | nn.ParameterList):
+                # PyTorch lets nobody call them; adapters of peft hold some.
+                token = depend(token, child.parameters())
+                continue
             passed = child(token)
             token = token if any(child is one for one in unread) else passed
         # A number of its own: the hooks that FSDP puts on the results of a module and of its last child would

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dflop.integrations.parameter_cost import cost_of_parameters
-from dflop.integrations.row_costs import media_tokens
 from dflop.integrations.sent_rows import exchange
 from dflop.integrations.spread import Spread
 from dflop.integrations.trainer_loss import degree_of, is_of_pairs, uneven_error
@@ -76,9 +74,6 @@ class _Loaded:
         self._trainer = trainer
         self._loader_of_theirs = trainer.get_train_dataloader
         self._samples_of_theirs = trainer.get_batch_samples
-        # Counted before anything shards the model.
-        self._cost = cost_of_parameters(trainer.model)
-        self._media = media_tokens(trainer.model, self._cost)
         self._collate: Callable[[Sequence[Any]], Any] = list
         self._is_told = False
 
@@ -112,8 +107,7 @@ class _Loaded:
                 "(`per_device_train_batch_size` each): nobody knows what else it does"
             )
             raise ValueError(message)
-        own = [self._cost(self._size(row)) for row in rows]
-        parts = self.spread.parts(own, len(read), trainer.model, most)
+        parts = self.spread.split([self._size(row) for row in rows], len(read), most=most)
         if not any(parts.counts):
             return []
         rank = trainer.args.process_index
@@ -144,7 +138,7 @@ class _Loaded:
     def _size(self, row: Row) -> tuple[float, int]:
         """Encoder tokens and LLM tokens of a sample."""
         tokens = np.asarray(row["input_ids"]).reshape(-1)
-        encoder = sum(count * int((tokens == token).sum()) for token, count in self._media.items())
+        encoder = sum(count * int((tokens == token).sum()) for token, count in self.spread.media.items())
         if not encoder and not self._is_told and (names := [one for one in row if one.startswith(_MEDIA)]):
             value = row[names[0]]
             self._is_told = value is not None and (not hasattr(value, "__len__") or len(value) > 0)

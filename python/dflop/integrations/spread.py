@@ -1,4 +1,4 @@
-"""How the samples of a step are spread over its microbatches and all ranks, once they are there.
+"""Who computes which samples of a step, once they are there: microbatches and ranks have even work.
 
 samples of each rank -> costs of all, gathered -> who computes which -> each travels -> microbatches
 """
@@ -15,6 +15,8 @@ from dflop.data.costs import costs
 from dflop.data.split import Split
 from dflop.integrations.accelerate import meets_of
 from dflop.integrations.padded_rows import is_removed
+from dflop.integrations.parameter_cost import cost_of_parameters
+from dflop.integrations.row_costs import media_tokens
 from dflop.integrations.sent_rows import exchange
 from dflop.integrations.text_alone import (
     OF_ENCODER,
@@ -31,41 +33,54 @@ if TYPE_CHECKING:
 
 
 class Spread:
-    """Who computes which samples of a step."""
+    """How samples are spread over microbatches and ranks."""
 
     def __init__(self, trainer: Any, is_padded: bool | None) -> None:
-        """Looks at nothing yet.
+        """Counts what a token costs, before anything shards the model.
 
         Args:
             trainer: of transformers.
             is_padded: whether the model computes the padding of a microbatch; None: unless `remove_padding`
                 is in force.
+
+        Raises:
+            ValueError: the model has no LLM backbone that can be counted.
         """
         self.is_padded = is_padded
         self._trainer = trainer
+        self._trained = cost_of_parameters(trainer.model)
+        self._scored = cost_of_parameters(trainer.model, is_trained=False)
+        self.media = media_tokens(trainer.model, self._trained)
         self._is_told = False
 
-    def parts(
-        self, own: Sequence[tuple[float, float]], num_microbatches: int, model: Any, most: int
+    def split(
+        self,
+        sizes: Sequence[tuple[float, int]],
+        num_microbatches: int,
+        scorer: Any = None,
+        most: int | None = None,
     ) -> Parts:
-        """The samples of each microbatch, equal on all ranks; each calls it.
+        """Who computes which samples of all ranks; each calls it.
 
         Args:
-            own: (encoder, LLM) work of each sample that this rank has.
+            sizes: encoder tokens and LLM tokens of each sample of this rank.
             num_microbatches: into which this rank would have cut its own; the most of all ranks are made.
-            model: that computes them.
-            most: as many samples as a rank may have.
+            scorer: the model that computes a forward alone; None: the samples are trained on.
+            most: as many samples as a rank may have; None: each has as many as this one.
 
         Returns:
-            Of the samples of all ranks; at least one in each microbatch, if there are so many.
+            Equal on all ranks; at least one sample in each microbatch, if there are so many.
         """
         trainer = self._trainer
         num_ranks = trainer.args.world_size
+        model, cost = (trainer.model, self._trained) if scorer is None else (scorer, self._scored)
+        most = len(sizes) if most is None else most
         device = trainer.accelerator.device
+        # Behind the costs the number of microbatches.
         mine = torch.full((1, most + 1, 2), torch.nan, dtype=torch.float64)
         mine[0, most] = num_microbatches
-        if own:
-            mine[0, : len(own)] = torch.tensor(own, dtype=torch.float64)
+        if sizes:
+            mine[0, : len(sizes)] = torch.tensor([cost(size) for size in sizes], dtype=torch.float64)
         gathered = mine if num_ranks == 1 else trainer.accelerator.gather(mine.to(device)).cpu()
         found, num_microbatches = gathered[:, :most], int(gathered[:, most].max())
         is_there = ~found[..., 0].isnan()

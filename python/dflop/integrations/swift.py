@@ -1,4 +1,4 @@
-"""Balanced batches in ms-swift's `swift sft` and `swift rlhf --rlhf_type dpo`: a plugin of two lines.
+"""Balanced batches in ms-swift's `swift sft`, and `swift rlhf` with `dpo` or `grpo`: a plugin of two lines.
 
 plugin.py:   from dflop.integrations.swift import register
              register()
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swift.callbacks import TrainerCallback, callbacks_map  # pyright: ignore[reportMissingImports]
 
 import dflop
+from dflop.integrations.generations import is_generating
 from dflop.integrations.row_costs import costs_of_answers, costs_of_rows
 from dflop.integrations.trainer_loss import is_of_pairs
 from dflop.integrations.yaml_options import balance_as_asked, checked
@@ -43,7 +44,8 @@ def register(
 
     Returns:
         The callback's class. When training starts it raises ValueError for what cannot be balanced: packing,
-        streaming, sequence parallelism, `--group_by_length`, and what `balance` refuses.
+        streaming, sequence parallelism, `--group_by_length`, and what `balance` refuses. With GRPO
+        it refuses costs too: samples are counted when they are generated.
 
     Raises:
         ValueError: an option that is not known.
@@ -59,9 +61,13 @@ def register(
 
             def train(*given: Any, **named: Any) -> Any:
                 _check(trainer)
+                pads = not trainer.template.padding_free
+                if is_generating(trainer):
+                    # What is generated is counted when it is there: `balance` refuses both.
+                    balance_as_asked(trainer, asked, costs, pads=pads, model_dir=model_dir)
+                    return theirs(*given, **named)
                 shuffle = {"shuffle": trainer.args.train_dataloader_shuffle}
                 found = _costs(trainer, costs, model_dir)
-                pads = not trainer.template.padding_free
                 balance_as_asked(trainer, {**shuffle, **asked}, found, pads=pads)
                 return theirs(*given, **named)
 

@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.accelerate import keep_batches, meets_of
-from dflop.integrations.generations import balance_generations, is_generating
+from dflop.integrations.generations import balance_generations, is_generating, is_of_swift
 from dflop.integrations.loaded import balance_loaded
 from dflop.integrations.loader import check_length
 from dflop.integrations.padded_rows import watched
@@ -75,8 +75,9 @@ def balance(
     samples a step has: `trainer.train` refuses (ValueError) to go on from one whose steps had others, because
     the trainer counts steps, and would leave samples out or train them twice.
 
-    TRL's `GRPOTrainer` and `RLOOTrainer` deal out their prompts as before; what they generate is counted and
-    moves to other ranks, within its step. Their generation and evaluation stay as they are.
+    TRL's `GRPOTrainer` and `RLOOTrainer`, and ms-swift's `GRPOTrainer`, deal out their prompts as before;
+    what they generate is counted and moves to other ranks, within its step. Their generation and evaluation
+    stay as they are.
 
     Samples that nobody can count before they are read, those of a stream (`IterableDataset`) or of a dataset
     that makes them on the fly, are balanced when they are loaded (`when_loaded`): each rank reads what the
@@ -111,7 +112,13 @@ def balance(
     _check(trainer, when_loaded)
     if is_generating(trainer):
         _check_unknown("the trainer generates its samples", costs, model_dir, options)
-        balance_generations(trainer, **options)
+        if is_of_swift(trainer):
+            # Not above: it imports ms-swift.
+            from dflop.integrations.swift_generations import balance_generations_of_swift
+
+            balance_generations_of_swift(trainer, **options)
+        else:
+            balance_generations(trainer, **options)
         load_whole_checkpoints(trainer)
         return trainer
     check_loss(trainer)

@@ -86,7 +86,8 @@ def balance_as_asked(
     Args:
         trainer: of `transformers`, or made of it.
         options: from `checked`.
-        costs: of the rows of `train_dataset`. None: they are counted from what the trainer holds.
+        costs: of the rows of `train_dataset`. None: they are counted from what the trainer holds, or
+            from what it generates or reads.
         pads: whether the collation fills the rows of a microbatch up to the longest.
         model_dir: where costs are counted, and the trainer holds no processor: the directory that has it.
     """
