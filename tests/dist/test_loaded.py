@@ -6,6 +6,7 @@ parameters and losses equal those without it, or those of one process that compu
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
@@ -16,12 +17,18 @@ from ranks import free_port, results, run_ranks
 from test_trainers import BATCH_SIZE, NUM_RANKS, TOLERANCE, as_launched, check, losses_of, trainer_arguments
 from torch.utils.data import Dataset, IterableDataset
 
+import warm
 from dflop.integrations import remove_padding
+from dflop.integrations.loaded import _Read
+from dflop.integrations.sent_rows import _packed, _unpacked
 from dflop.integrations.transformers import balance
+
+SHARED_OUT = {"accelerator_config": {"dispatch_batches": False}}
+"""Every rank reads a stream, and keeps its share; by default rank 0 reads it for all."""
 
 
 class Stream(IterableDataset):
-    """Has no length; every rank reads it whole, and keeps its share."""
+    """Has no length."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -47,6 +54,13 @@ def collate(rows):
     return tiny_text.collate([{k: torch.as_tensor(v).tolist() for k, v in row.items()} for row in rows])
 
 
+def with_shifted(rows):
+    """The labels twice, as collations for long sequences have them."""
+    batch = tiny_text.collate(rows)
+    shifted = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
+    return {**batch, "shift_labels": shifted}
+
+
 def sizes_of(trainer):
     """Notes the real tokens of each microbatch."""
     found = []
@@ -65,22 +79,25 @@ def sizes_of(trainer):
     [
         (OnTheFly, {"num_train_epochs": 2}),
         (OnTheFly, {"num_train_epochs": 1, "dataloader_num_workers": 1, "gradient_accumulation_steps": 1}),
-        # By default transformers refuses a stream whose batches differ in width.
-        (Stream, {"max_steps": 5, "accelerator_config": {"dispatch_batches": False}}),
+        (Stream, {"max_steps": 5}),
+        (Stream, {"max_steps": 5, **SHARED_OUT, "dataloader_num_workers": 1}),
     ],
-    ids=["on the fly", "workers", "stream"],
+    ids=["on the fly", "workers", "stream", "stream shared out"],
 )
 def test_steps_are_those_of_the_trainer(kind, options, tmp_path, quiet):
     """The same losses and parameters, with more even microbatches."""
     from transformers import Trainer
 
-    samples, port = tiny_text.Samples(), free_port()
+    # Where a stream ends inside of a step, the trainer repeats samples to fill it, and the line does not.
+    samples, port = tiny_text.Samples(36 if kind is Stream else 38), free_port()
 
     def run(rank):
         as_launched(rank, port)
         found = []
         for is_balanced in (False, True):
-            arguments = trainer_arguments(tmp_path / f"{rank}{is_balanced}", **options)
+            # By default transformers refuses a stream whose batches differ in width.
+            mine = options if is_balanced else {**options, **SHARED_OUT}
+            arguments = trainer_arguments(tmp_path / f"{rank}{is_balanced}", **mine)
             trainer = Trainer(tiny_text.make_model(), arguments, collate, kind(samples.rows))
             if is_balanced:
                 balance(trainer, when_loaded=True)
@@ -126,17 +143,17 @@ def test_a_stream_that_ends_on_one_rank_first(tmp_path, quiet):
     def run(rank):
         as_launched(rank, port)
         found = []
-        for shards, batch_size, num_steps, then in (
-            ([first, second], 3, 3, expected[0]),
+        for shards, batch_size, num_steps, then, padded in (
+            ([first, second], 3, 3, expected[0], tiny_text.collate),
             # The last steps have one sample for two ranks.
-            ([samples.rows[:2], []], 1, 2, expected[1]),
+            ([samples.rows[:2], []], 1, 2, expected[1], with_shifted),
         ):
-            options = {"per_device_train_batch_size": batch_size, "max_steps": num_steps}
+            options = {"per_device_train_batch_size": batch_size, "max_steps": num_steps, **SHARED_OUT}
             arguments = trainer_arguments(
                 tmp_path / f"{rank}{num_steps}", gradient_accumulation_steps=1, **options
             )
             stream = datasets.IterableDataset.from_generator(of_shards, gen_kwargs={"shards": shards})
-            trainer = Trainer(tiny_text.make_model(), arguments, tiny_text.collate, stream)
+            trainer = Trainer(tiny_text.make_model(), arguments, padded, stream)
             balance(trainer)
             trainer.train()
             gap = tiny_text.difference(dict(trainer.model.named_parameters()), then[1])
@@ -192,6 +209,12 @@ def test_what_cannot_be_balanced_when_it_is_loaded(tmp_path, quiet):
             balance(make(Stream(samples.rows)), when_loaded=False)
         with pytest.raises(ValueError, match=r"read is of \['text'\], must have `input_ids`"):
             balance(make(Stream([{"text": "a"}] * 8))).train()
+        dispatched = make(OnTheFly(samples.rows))
+        dispatched.accelerator.dataloader_config.dispatch_batches = True
+        with pytest.raises(
+            ValueError, match="`dispatch_batches` is True, must be left out for a dataset with"
+        ):
+            balance(dispatched, when_loaded=True).train()
         return True
 
     assert results(run_ranks(1, run, tmp_path / "ranks")) == [True]
@@ -204,10 +227,13 @@ import tiny_text, torch
 from test_trainers import trainer_arguments
 from transformers import Trainer
 
-trainer = Trainer(tiny_text.make_model(), trainer_arguments(sys.argv[1]), tiny_text.collate, tiny_text.Samples().rows)
+model = tiny_text.make_model()
+num_rows = []
+model.model.layers[0].register_forward_pre_hook(lambda _, given: num_rows.append(len(given[0])))
+trainer = Trainer(model, trainer_arguments(sys.argv[1]), tiny_text.collate, tiny_text.Samples().rows)
 trainer.train()
 losses = [one["loss"] for one in trainer.state.log_history if "loss" in one]
-torch.save((losses, trainer.model.state_dict(), sys.argv[2:]), sys.argv[1] + ".pt")
+torch.save((losses, trainer.model.state_dict(), sys.argv[2:], num_rows), sys.argv[1] + ".pt")
 """
 
 
@@ -232,8 +258,9 @@ def test_a_script_that_knows_nothing_of_dflop(tmp_path, quiet):
     def run(rank):
         as_launched(rank, port)
         script.main([*lines.split(), str(path), str(tmp_path / f"out{rank}"), *own.split()])
-        losses, parameters, arguments = torch.load(tmp_path / f"out{rank}.pt", weights_only=True)
+        losses, parameters, arguments, num_rows = torch.load(tmp_path / f"out{rank}.pt", weights_only=True)
         assert arguments == own.split()
+        assert set(num_rows) == {1}, "one row of real tokens enters the layers"
         assert Trainer.train is theirs
         return losses, tiny_text.difference(parameters, expected[1])
 
@@ -261,7 +288,7 @@ def test_pictures_and_text_alone(lines, tmp_path, quiet, monkeypatch):
     from torch.distributed.fsdp import fully_shard
     from transformers import Trainer
 
-    from dflop.integrations import balance_encoder
+    from dflop.integrations import balance_encoder, cost_of_parameters
 
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     from tiny import Samples, make_model
@@ -269,11 +296,19 @@ def test_pictures_and_text_alone(lines, tmp_path, quiet, monkeypatch):
 
     samples, port = Samples(24), free_port()
     stream = Stream([samples[i] for i in range(24)])
+    # Evaluated are a sample with pictures on one rank, text alone on the other.
+    held_back = [
+        next(s for s in map(samples.__getitem__, range(24)) if bool(len(s["pixel_values"])) == has)
+        for has in (True, False)
+    ]
     options = {
         "max_steps": 2,
         "learning_rate": 0.05,
-        "accelerator_config": {"dispatch_batches": False},
         "ddp_find_unused_parameters": True,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_eval_batch_size": 1,
+        **SHARED_OUT,
     }
 
     def run(rank):
@@ -289,7 +324,7 @@ def test_pictures_and_text_alone(lines, tmp_path, quiet, monkeypatch):
                     fully_shard(layer, mesh=mesh)
                 fully_shard(model, mesh=mesh)
             arguments = trainer_arguments(tmp_path / f"{rank}{is_balanced}", **options)
-            trainer = Trainer(model, arguments, padded, stream)
+            trainer = Trainer(model, arguments, padded, stream, held_back)
             if is_sharded:
                 # accelerate shards nothing on a CPU: the model comes sharded, and is not to be wrapped again.
                 trainer.accelerator.prepare_model = lambda model, **_: model
@@ -297,11 +332,123 @@ def test_pictures_and_text_alone(lines, tmp_path, quiet, monkeypatch):
                 if lines == "all":
                     balance_encoder(model)
                     remove_padding(model)
-                balance(trainer)
+                balance(trainer, is_padded=None if lines == "all" else False)
+            work = []
+            step = trainer.training_step
+
+            def training_step(model, inputs, *given, step=step, work=work, **named):
+                # Tiles have 16 patches.
+                num_patches = 16 * len(inputs.get("pixel_values", ()))
+                work.append(sum(cost((num_patches, int(inputs["attention_mask"].sum())))))
+                return step(model, inputs, *given, **named)
+
+            trainer.training_step = training_step
             trainer.train()
-            found.append((losses_of(trainer), whole_of(dict(model.named_parameters()))))
+            losses = [
+                one
+                for entry in trainer.state.log_history
+                for one in (entry.get("loss"), entry.get("eval_loss"))
+                if one
+            ]
+            found.append((losses, whole_of(dict(model.named_parameters())), work))
         return found
 
-    for theirs, ours in results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")):
+    cost = cost_of_parameters(make_model())
+    ranks = results(run_ranks(NUM_RANKS, run, tmp_path / "ranks"))
+    for theirs, ours in ranks:
+        assert len(theirs[0]) == 4
         assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
         assert tiny_text.difference(ours[1], theirs[1]) <= TOLERANCE
+    if lines == "first":
+        # Two microbatches a step: work of the fuller rank over that of the other.
+        uneven = [
+            sum(
+                abs(sum(one) - sum(other))
+                for one, other in zip(*[(w[:2], w[2:]) for w in works], strict=True)
+            )
+            for works in ([rank[arm][2] for rank in ranks] for arm in (0, 1))
+        ]
+        assert uneven[1] < uneven[0] / 2
+
+
+def test_samples_of_every_kind(tmp_path, quiet):
+    """What a row is and holds stays; one token a picture is refused; a number named as an image is none."""
+    from transformers import BatchEncoding, Trainer
+
+    samples = tiny_text.Samples(8)
+    port = free_port()
+
+    class Named(Stream):
+        def __iter__(self):
+            for number, row in enumerate(self.rows):
+                yield BatchEncoding({**row, "image_id": torch.tensor(number), "text": None})
+
+    def attributes(rows):
+        assert all(row.text is None and row["image_id"].dim() == 0 for row in rows)
+        return tiny_text.collate([{"input_ids": row.input_ids, "labels": row.labels} for row in rows])
+
+    def run(rank):
+        as_launched(rank, port)
+        arguments = trainer_arguments(tmp_path / str(rank), max_steps=1, gradient_accumulation_steps=1)
+        trainer = Trainer(tiny_text.make_model(), arguments, attributes, Named(samples.rows))
+        balance(trainer).train()
+        # Its iterator is at its end; a later call asks nobody.
+        loaded = trainer.get_batch_samples.__self__
+        loaded._ended = ended = iter(())
+        assert loaded.step(ended, 1, "cpu")[0] == []
+        loaded.spread.media = {5: 1.0}
+        pictures = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7], "images": ["one picture"]}] * 6
+        with pytest.raises(ValueError, match="the rows have 1 media and 1 tokens for them"):
+            loaded.step(iter([_Read(pictures)]), 1, "cpu")
+        return len(losses_of(trainer))
+
+    assert results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")) == [1, 1]
+
+
+def test_samples_cross_from_a_worker_as_bytes():
+    """A tensor alone takes a file descriptor each; a view takes its own numbers with it, and no others."""
+    whole = torch.arange(1_000_000)
+    read = _Read([{"view": whole[:3], "list": [whole[3:5]], "text": "a"}])
+    sent = pickle.dumps(read)
+    assert len(sent) < 10_000
+    (row,) = pickle.loads(sent).rows
+    assert row["view"].tolist() == [0, 1, 2]
+    assert row["list"][0].tolist() == [3, 4]
+    assert row["text"] == "a"
+    # Between ranks too.
+    packed = _packed(read.rows[0], torch.device("cpu"))
+    assert len(packed) < 10_000
+    assert _unpacked(packed)["list"][0].tolist() == [3, 4]
+
+
+IMPORTS = """
+import os, sys
+assert "transformers" not in sys.modules or "warm" in sys.modules, "nothing imports it before"
+sys.path.insert(0, {tests!r})
+import tiny_text
+from test_trainers import trainer_arguments
+from transformers import Trainer
+from dflop.integrations.transformers import balance
+
+data = tiny_text.Samples(8)
+options = {{"ddp_backend": None, "num_train_epochs": 1}}
+trainer = Trainer(tiny_text.make_model(), trainer_arguments(sys.argv[1], **options), tiny_text.collate, data)
+theirs = balance(trainer, data.costs).get_train_dataloader
+trainer.train()
+assert trainer.get_train_dataloader is theirs
+made = Trainer(None, trainer_arguments(sys.argv[1], **options), tiny_text.collate, data.rows, model_init=tiny_text.make_model)
+try:
+    made.train()
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_script_imports_transformers_when_it_likes(tmp_path):
+    """What it sets before holds; a trainer that it balances itself stays as it is; `model_init` is refused."""
+    path = tmp_path / "train.py"
+    path.write_text(IMPORTS.format(tests=str(Path(__file__).parent)))
+    asked = ["-m", "dflop.integrations.script", "--remove-padding", str(path), str(tmp_path / "out")]
+    done = warm.run(asked, check=True)
+    assert "trained with no trainer" not in done.stderr
+    assert "`remove_padding` is for a model that is there: leave it out" in done.stdout

@@ -19,7 +19,7 @@ import torch
 from dflop.integrations.generated_rows import cut, join
 from dflop.integrations.spread import Spread
 from dflop.integrations.text_alone import handles_of, is_sharded_by_fsdp2, meeting_in_evaluation
-from dflop.integrations.trainer_loss import degree_of, gather_uneven, uneven_error
+from dflop.integrations.trainer_loss import check_degree, gather_uneven, uneven_error
 
 if TYPE_CHECKING:
     from dflop.integrations.sent_rows import Row
@@ -239,6 +239,7 @@ def _is_of_all(value: Any) -> bool:
 
 def _check(trainer: Any) -> None:
     """Refuses what cannot be balanced."""
+    check_degree(trainer)
     args, kind = trainer.args, type(trainer)
     loss = getattr(trainer, "loss_type", None)
     steps, accumulation = args.steps_per_generation, args.gradient_accumulation_steps
@@ -255,8 +256,6 @@ def _check(trainer: Any) -> None:
     elif loss not in (*_OF_STEP, *_OF_SAMPLES):
         known = ", ".join(f"`{one}`" for one in (*_OF_STEP, *_OF_SAMPLES) if one)
         wrong = f"its `loss_type` is `{loss}`, must be one of {known}"
-    elif (degree := degree_of(trainer)) > 1:
-        wrong = f"{degree} ranks read the same samples (tensor, context or sequence parallel): take one"
     elif getattr(trainer, "tools", None) and getattr(trainer, "_is_vlm", False):
         wrong = "it has `tools`, which may return pictures that answers are cut off in: nobody has tried that"
     elif getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:

@@ -1,6 +1,6 @@
 """Balanced microbatches of what a trainer has read: streams, datasets that make samples on the fly.
 
-loader of the trainer -> samples of a step, on each rank -> their costs -> samples travel
+loader of the trainer -> samples of a step, on each rank (or on the first) -> their costs -> samples travel
     -> the trainer's own collation -> microbatches
 
 Nothing is known of a sample before it is read. So samples are dealt out as the trainer does it, and move
@@ -9,16 +9,19 @@ afterwards, within their optimizer step.
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
-from dflop.integrations.sent_rows import exchange
+from dflop.integrations.row_costs import MEDIA_COLUMNS, check_expanded
+from dflop.integrations.sent_rows import exchange, own
 from dflop.integrations.spread import Spread
-from dflop.integrations.trainer_loss import degree_of, is_of_pairs, uneven_error
+from dflop.integrations.trainer_loss import check_degree, is_of_pairs, uneven_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +29,14 @@ if TYPE_CHECKING:
     from dflop.integrations.sent_rows import Row
     from dflop.integrations.spread import Parts
 
-_MEDIA = ("pixel_values", "input_features", "image", "video", "audio")
-"""What the names of a sample's media begin with."""
+_MEDIA = ("pixel_values", "input_features")
+"""What the names of a sample's media begin with, if they are not columns."""
+
+_LABELS = ("labels", "shift_labels")
+"""What the loss is of, by the names that transformers has for it."""
+
+_KIND = "dflop_kind"
+"""Which mapping a sample is, if it is no dictionary."""
 
 _CPU = torch.device("cpu")
 
@@ -45,10 +54,8 @@ def balance_loaded(trainer: Any, is_padded: bool | None) -> None:
     """
     if is_of_pairs(trainer):
         raise uneven_error(trainer, "pairs are balanced before they are read: give a dataset with a length")
-    if (degree := degree_of(trainer)) > 1:
-        text = f"{degree} ranks read the same samples (tensor, context or sequence parallel): take one"
-        raise uneven_error(trainer, text)
-    if is_padded is None and _pads_nothing(trainer):
+    check_degree(trainer)
+    if is_padded is None and pads_nothing(trainer):
         is_padded = False
     if isinstance(loaded := getattr(trainer.get_batch_samples, "__self__", None), _Loaded):
         loaded.spread.is_padded = is_padded
@@ -65,6 +72,21 @@ class _Read:
     def __init__(self, rows: Sequence[Any]) -> None:
         self.rows = rows
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # From a worker, as bytes: each tensor alone would take a file descriptor, and there may be thousands.
+        return _unpickled, (pickle.dumps(own(list(self.rows))),)
+
+
+def _unpickled(rows: bytes) -> _Read:
+    return _Read(pickle.loads(rows))  # noqa: S301 of a worker of this process
+
+
+class _Nothing(IterableDataset[Any]):
+    """What the ranks read for which the first one reads."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
 
 class _Loaded:
     """Stands in for the trainer's loader, and for what takes the microbatches of a step from it."""
@@ -75,32 +97,67 @@ class _Loaded:
         self._loader_of_theirs = trainer.get_train_dataloader
         self._samples_of_theirs = trainer.get_batch_samples
         self._collate: Callable[[Sequence[Any]], Any] = list
+        # Samples that a rank may read for a microbatch, and an iterator that is at its end on all ranks.
+        self._most = trainer.args.train_batch_size
+        self._ended: Any = None
         self._is_told = False
 
     def loader(self) -> Any:
         """The trainer's own; it leaves collation for later."""
-        config = self._trainer.accelerator.dataloader_config
-        # By default rank 0 reads a stream for all, and cuts what was collated already.
-        before, config.dispatch_batches = config.dispatch_batches, False
-        try:
-            loader = self._loader_of_theirs()
-        finally:
-            config.dispatch_batches = before
+        from accelerate.data_loader import DataLoaderDispatcher
+
+        loader = self._loader_of_theirs()
+        is_dispatched = isinstance(loader, DataLoaderDispatcher)
+        self._most = self._trainer.args.train_batch_size
+        if is_dispatched:
+            self._most *= self._trainer.args.world_size
+            loader = self._of_first_rank(loader)
         # accelerate keeps PyTorch's own inside of its loader.
         inner = getattr(loader, "base_dataloader", loader)
-        self._collate, inner.collate_fn = inner.collate_fn, _Read
+        if inner.collate_fn is not _Read:
+            self._collate, inner.collate_fn = inner.collate_fn, _Read
         return loader
+
+    def _of_first_rank(self, theirs: Any) -> Any:
+        """Rank 0 reads for all, as the trainer has it by default where a dataset is a stream."""
+        from accelerate.data_loader import prepare_data_loader
+
+        if theirs.batch_size is None:
+            message = (
+                "`dispatch_batches` is True, must be left out for a dataset with positions: each rank reads "
+                "its own samples"
+            )
+            raise ValueError(message)
+        args = self._trainer.args
+        names = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn")
+        names += ("multiprocessing_context", "prefetch_factor", "persistent_workers")
+        kept = {name: getattr(theirs, name) for name in names}
+        if args.process_index:
+            kept.update(num_workers=0, prefetch_factor=None, persistent_workers=False)
+            kept.update(multiprocessing_context=None, timeout=0)
+        rows = _Nothing() if args.process_index else theirs.dataset
+        size = theirs.batch_size * (1 if theirs.split_batches else args.world_size)
+        loader: DataLoader[Any] = DataLoader(rows, size, drop_last=theirs._drop_last, **kept)
+        # It knows of epochs, and how to go on inside of one.
+        return prepare_data_loader(
+            loader, num_processes=1, process_index=0, put_on_device=False, dispatch_batches=False
+        )
 
     def step(self, batches: Iterator[_Read], num_batches: int, device: Any) -> Any:
         """The microbatches of a step; the trainer counts their label tokens, as ever."""
-        read = [batch.rows for _, batch in zip(range(num_batches), batches, strict=False)]
-        return self._samples_of_theirs(iter(self._balanced(read, num_batches)), num_batches, device)
+        found: list[Any] = []
+        if batches is not self._ended:
+            read = [batch.rows for _, batch in zip(range(num_batches), batches, strict=False)]
+            found = self._balanced(read, num_batches)
+            # The trainer goes on asking until `max_steps`.
+            self._ended = None if found else batches
+        return self._samples_of_theirs(iter(found), num_batches, device)
 
     def _balanced(self, read: list[Sequence[Any]], num_batches: int) -> list[Any]:
         """The microbatches of this rank; none where no rank has read anything."""
         trainer = self._trainer
         rows = [_named(row) for batch in read for row in batch]
-        most = trainer.args.train_batch_size * num_batches
+        most = self._most * num_batches
         if len(rows) > most:
             message = (
                 f"the loader gave {len(rows)} samples in {num_batches} batches, must be at most {most} "
@@ -113,7 +170,10 @@ class _Loaded:
         rank = trainer.args.process_index
         held = [mine for _, mine, _ in parts.of_rank(rows, rank, _CPU)]
         copies = self._copies(rows, parts, rank)
-        return [self._collate(mine) if mine else self._unlabelled(copies.pop()) for mine in held]
+        return [
+            self._collate([_restored(row) for row in mine]) if mine else self._unlabelled(copies.pop())
+            for mine in held
+        ]
 
     def _copies(self, rows: list[Row], parts: Parts, rank: int) -> list[Row]:
         """A sample for each microbatch of this rank that has none: a stream ended, and there are too few."""
@@ -128,20 +188,25 @@ class _Loaded:
 
     def _unlabelled(self, row: Row) -> Any:
         """A microbatch of a sample that another one trains: ranks meet, and nothing is learnt from it."""
-        batch = self._collate([row])
-        if "labels" not in batch:
+        batch = self._collate([_restored(row)])
+        names = [name for name in _LABELS if name in batch]
+        if not names:
             message = "the collation gives no `labels`, must give them for microbatches of uneven counts"
             raise ValueError(message)
-        batch["labels"] = torch.full_like(batch["labels"], -100)
+        for name in names:
+            batch[name] = torch.full_like(batch[name], -100)
         return batch
 
     def _size(self, row: Row) -> tuple[float, int]:
         """Encoder tokens and LLM tokens of a sample."""
         tokens = np.asarray(row["input_ids"]).reshape(-1)
-        encoder = sum(count * int((tokens == token).sum()) for token, count in self.spread.media.items())
-        if not encoder and not self._is_told and (names := [one for one in row if one.startswith(_MEDIA)]):
-            value = row[names[0]]
-            self._is_told = value is not None and (not hasattr(value, "__len__") or len(value) > 0)
+        found = {token: int((tokens == token).sum()) for token in self.spread.media}
+        columns = [row[name] for name in MEDIA_COLUMNS & row.keys()]
+        check_expanded(sum(found.values()), sum(len(held) for held in columns if isinstance(held, list)))
+        encoder = sum(count * found[token] for token, count in self.spread.media.items())
+        if not encoder and not self._is_told:
+            names = [name for name in row if name in MEDIA_COLUMNS or name.startswith(_MEDIA)]
+            self._is_told = any(_is_there(row[name]) for name in names)
             if self._is_told:
                 warnings.warn(
                     f"samples have `{names[0]}`, and none of their tokens stands for a medium: what the "
@@ -153,7 +218,7 @@ class _Loaded:
 
 def _named(row: Any) -> Row:
     if isinstance(row, Mapping) and "input_ids" in row:
-        return dict(row)
+        return dict(row) if type(row) is dict else {**row, _KIND: type(row)}
     found = f"of {sorted(map(str, row))}" if isinstance(row, Mapping) else f"a `{type(row).__name__}`"
     message = (
         f"a sample that was read is {found}, must have `input_ids`: it is counted by its tokens. Tokenize in "
@@ -162,7 +227,27 @@ def _named(row: Any) -> Row:
     raise ValueError(message)
 
 
-def _pads_nothing(trainer: Any) -> bool:
+def _is_there(medium: Any) -> bool:
+    if isinstance(medium, (torch.Tensor, np.ndarray)):
+        return 0 not in medium.shape
+    return bool(medium) if isinstance(medium, (list, tuple)) else medium is not None
+
+
+def _restored(row: Row) -> Any:
+    """A sample as the dataset made it."""
+    kind = row.pop(_KIND, dict)
+    return row if kind is dict else kind(row)
+
+
+def pads_nothing(trainer: Any) -> bool:
+    """Whether the collation of a trainer makes one row of many, as far as its type says it.
+
+    Args:
+        trainer: of transformers.
+
+    Returns:
+        Whether it does.
+    """
     collate = trainer.data_collator
     is_flat = any(one.__name__ == "DataCollatorWithFlattening" for one in type(collate).__mro__)
     return is_flat or bool(

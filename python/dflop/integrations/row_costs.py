@@ -55,7 +55,7 @@ _MERGED_BY = {
     ("qwen3_omni_moe", "audio"): 1.0,
     ("gemma4", "audio"): 1.0,
 }
-_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
+MEDIA_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
 _LENGTHS = ("lengths", "length")
 _ANSWERS = ("chosen", "rejected")
 """Columns of TRL's preference datasets."""
@@ -205,7 +205,7 @@ def _flat(held: Any) -> list[dict[str, Any]]:
         for record in row if isinstance(row, list) else [row]:
             kept = {name: value for name, value in record.items() if name != "data_path"}
             if root := record.get("data_path"):
-                for name in _COLUMNS & kept.keys():
+                for name in MEDIA_COLUMNS & kept.keys():
                     media = kept[name]
                     is_one = isinstance(media, str)
                     below = [_below(str(root), one) for one in ([media] if is_one else media or ())]
@@ -307,18 +307,31 @@ def _of_ids(rows: Any, model: nn.Module, name: str = "input_ids") -> list[tuple[
             encoder += count * (before[ends] - before[ends - found])
             num_media += int(before[-1])
         shapes += zip(encoder.tolist(), found.tolist(), strict=True)
-    if 0 < num_media <= (num_pictures := _num_pictures(rows)):
+    check_expanded(num_media, _num_pictures(rows))
+    return shapes
+
+
+def check_expanded(num_tokens: int, num_media: int) -> None:
+    """Refuses rows with one token a medium, which the collation multiplies.
+
+    Args:
+        num_tokens: that stand for media.
+        num_media: beside them.
+
+    Raises:
+        ValueError: they are such rows.
+    """
+    if 0 < num_tokens <= num_media:
         message = (
-            f"the rows have {num_pictures} media and {num_media} tokens for them: the collation makes more "
+            f"the rows have {num_media} media and {num_tokens} tokens for them: the collation makes more "
             f"of these, and nobody knows how many, {_HINT}"
         )
         raise ValueError(message)
-    return shapes
 
 
 def _num_pictures(rows: Any) -> int:
     """Media in columns beside the tokens."""
-    names = [name for name in sorted(_COLUMNS) if is_dataset(rows) and name in rows.column_names]
+    names = [name for name in sorted(MEDIA_COLUMNS) if is_dataset(rows) and name in rows.column_names]
     if not names:
         return 0
     total = 0

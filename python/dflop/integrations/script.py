@@ -13,59 +13,122 @@ import os
 import runpy
 import sys
 from contextlib import contextmanager
-from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflop.integrations.yaml_options import balance_as_asked, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+
+_MODULE = "transformers.trainer"
 
 
 @contextmanager
 def balanced_trainers(
-    options: dict[str, Any] | None = None, *, pads: bool = True, model_dir: str | None = None
-) -> Iterator[list[Any]]:
+    options: dict[str, Any] | None = None,
+    *,
+    pads: bool | None = None,
+    model_dir: str | None = None,
+    when_loaded: bool | None = None,
+) -> Iterator[list[str]]:
     """Within it, `train` of each trainer of transformers takes dflop's lines first.
+
+    It imports nothing: what a script sets before it imports transformers holds. A trainer that the script
+    itself has balanced is left as it is.
 
     Args:
         options: `balance_encoder` and `remove_padding`, true or false, and arguments of `balance`.
-        pads: whether the collation fills the rows of a microbatch up to the longest.
+        pads: whether the collation fills the rows of a microbatch up to the longest; None: unless its type
+            says otherwise.
         model_dir: where costs are counted, and the trainer holds no processor: the directory that has it.
+        when_loaded: as of `balance`.
 
     Yields:
-        The trainers that were balanced.
+        What was balanced, a line for each call of `train`.
 
     Raises:
-        ModuleNotFoundError: transformers is not installed.
         ValueError: an option is not known; or, in `train`, what `balance` refuses.
     """
     asked = checked(options)
-    kind: Any = import_module("transformers.trainer").Trainer
-    theirs = kind.train
-    found: list[Any] = []
+    said: list[str] = []
+    undo: list[Callable[[], None]] = []
 
-    @functools.wraps(theirs)
-    def train(trainer: Any, *given: Any, **named: Any) -> Any:
-        if not any(trainer is one for one in found):
-            balance_as_asked(trainer, dict(asked), pads=pads, model_dir=model_dir)
-            found.append(trainer)
-            if trainer.args.process_index == 0:
-                print(_said(trainer, asked), file=sys.stderr, flush=True)
-        return theirs(trainer, *given, **named)
+    def patch(module: Any) -> None:
+        kind = module.Trainer
+        theirs = kind.train
 
-    kind.train = train
+        @functools.wraps(theirs)
+        def train(trainer: Any, *given: Any, **named: Any) -> Any:
+            if getattr(trainer, "is_balanced_by_dflop", False):
+                said.append("by the script")
+            else:
+                _check(trainer, asked)
+                balance_as_asked(
+                    trainer, dict(asked), pads=pads, model_dir=model_dir, when_loaded=when_loaded
+                )
+                said.append(_said(trainer, asked))
+                if trainer.args.process_index == 0:
+                    print(said[-1], file=sys.stderr, flush=True)
+            return theirs(trainer, *given, **named)
+
+        kind.train = train
+        undo.append(lambda: setattr(kind, "train", theirs))
+
+    if _MODULE in sys.modules:
+        patch(sys.modules[_MODULE])
+    else:
+        waits = _Waits(patch)
+        sys.meta_path.insert(0, waits)
+        undo.append(lambda: sys.meta_path.remove(waits))
     try:
-        yield found
+        yield said
     finally:
-        kind.train = theirs
+        for one in undo:
+            one()
+
+
+class _Waits(MetaPathFinder):
+    """Calls `patch` with the module of the trainer when a script imports it."""
+
+    def __init__(self, patch: Callable[[Any], None]) -> None:
+        self._patch = patch
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Finds the trainer's module as ever, and adds a call behind its code."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == _MODULE else None
+        if spec is None or spec.loader is None:
+            return None
+        loader = spec.loader
+        run = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            self._patch(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _check(trainer: Any, asked: dict[str, Any]) -> None:
+    lines = [name for name in ("balance_encoder", "remove_padding") if asked.get(name)]
+    if lines and getattr(trainer, "model_init", None) is not None:
+        message = (
+            f"the trainer makes its model in `train` (`model_init`), and `{lines[0]}` is for a model that is "
+            "there: leave it out, or give the trainer a `model`"
+        )
+        raise ValueError(message)
 
 
 def _said(trainer: Any, asked: dict[str, Any]) -> str:
     lines = ["balanced batches", *(name for name in ("balance_encoder", "remove_padding") if asked.get(name))]
-    rows = trainer.train_dataset
-    size = f"{len(rows):,} samples" if hasattr(rows, "__len__") else "a stream of samples"
+    try:
+        size = f"{len(trainer.train_dataset):,} samples"
+    except TypeError:
+        size = "a stream of samples"
     return f"dflop: {', '.join(lines)}; `{type(trainer).__name__}`, {size}"
 
 
@@ -93,6 +156,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-dir", metavar="DIR", help="directory of the model, where the trainer is given no processor"
     )
+    parser.add_argument(
+        "--when-loaded",
+        action="store_true",
+        help="the dataset makes its samples when they are read: count them then",
+    )
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
     # The launcher of DeepSpeed puts it there.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
@@ -117,9 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = [] if asked.local_rank is None else [f"--local_rank={asked.local_rank}"]
     before = sys.argv, sys.path[:]
     sys.argv = [asked.script, *own, *asked.arguments]
-    pads = not asked.no_padding
+    how = {"pads": False if asked.no_padding else None, "when_loaded": asked.when_loaded or None}
     try:
-        with balanced_trainers(options, pads=pads, model_dir=asked.model_dir) as found:
+        with balanced_trainers(options, model_dir=asked.model_dir, **how) as found:
             if asked.is_module:
                 sys.path.insert(0, "")
                 runpy.run_module(asked.script, run_name="__main__", alter_sys=True)

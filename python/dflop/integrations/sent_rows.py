@@ -85,6 +85,29 @@ def exchange(
     return found
 
 
+def own(value: Any) -> Any:
+    """A thing that can be pickled: a tensor in it that is a view would take with it all that it is a view of.
+
+    Args:
+        value: of a sample; lists, tuples and dictionaries are looked through.
+
+    Returns:
+        The same, with copies of such tensors.
+    """
+    if isinstance(value, torch.Tensor):
+        is_view = value.untyped_storage().nbytes() > value.numel() * value.element_size()
+        return value.detach().clone() if is_view else value.detach()
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(own(one) for one in value)
+    if type(value) is dict:
+        return {name: own(one) for name, one in value.items()}
+    return value
+
+
+def _bytes(sent: torch.Tensor) -> bytes:
+    return sent.cpu().numpy().tobytes()
+
+
 def _packed(row: Row, device: torch.device) -> torch.Tensor:
     """A sample as bytes: how long the header is, the header, the tensors behind each other."""
     header: list[tuple[str, Any]] = []
@@ -95,17 +118,17 @@ def _packed(row: Row, device: torch.device) -> torch.Tensor:
             header.append((name, _Header((isinstance(value, Joined), tuple(tensor.shape), tensor.dtype))))
             tensors.append(tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8))
         else:
-            header.append((name, value))
+            header.append((name, own(value)))
     text = pickle.dumps(header)
     start = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
     return torch.cat([start.to(device), *tensors])
 
 
 def _unpacked(sent: torch.Tensor) -> Row:
-    size = int.from_bytes(bytes(sent[:8].tolist()), "little")
+    size = int.from_bytes(_bytes(sent[:8]), "little")
     row: Row = {}
     start = 8 + size
-    for name, value in pickle.loads(bytes(sent[8:start].tolist())):  # noqa: S301 of a rank of this run
+    for name, value in pickle.loads(_bytes(sent[8:start])):  # noqa: S301 of a rank of this run
         if not isinstance(value, _Header):
             row[name] = value
             continue

@@ -5,7 +5,6 @@ samples of each rank -> costs of all, gathered -> who computes which -> each tra
 
 from __future__ import annotations
 
-import warnings
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,7 @@ from dflop.integrations.padded_rows import is_removed
 from dflop.integrations.parameter_cost import cost_of_parameters
 from dflop.integrations.row_costs import media_tokens
 from dflop.integrations.sent_rows import exchange
-from dflop.integrations.text_alone import (
-    OF_ENCODER,
-    handles_of,
-    is_under_fsdp2,
-    meet_in_encoder,
-    unused_in_ddp,
-)
+from dflop.integrations.text_alone import handles_of, meet_or_warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,15 +96,9 @@ class Spread:
 
     def _meet(self, num_alone: int, num_samples: int, meets: str) -> None:
         """Lets samples of text alone hang nobody, or warns of it once."""
-        trainer, rank = self._trainer, self._trainer.args.process_index
-        text_alone = num_alone, num_samples
-        if self._is_told:
-            return
-        self._is_told = 0 < num_alone < num_samples
-        if meets == "phase":
-            meet_in_encoder(trainer.model, text_alone, rank, is_fsdp2=is_under_fsdp2(trainer))
-        elif rank == 0 and (fact := unused_in_ddp(trainer, text_alone)):
-            warnings.warn(f"{fact}. {OF_ENCODER}", stacklevel=2)
+        if not self._is_told:
+            self._is_told = 0 < num_alone < num_samples
+            meet_or_warn(self._trainer, (num_alone, num_samples), meets)
 
 
 class Parts:

@@ -77,6 +77,21 @@ def meet_in_encoder(
         )
 
 
+def meet_or_warn(trainer: Any, text_alone: tuple[int, int], meets: str) -> None:
+    """Before a trainer of transformers trains: text alone hangs nobody, or a warning says that it will.
+
+    Args:
+        trainer: of transformers; each rank calls it.
+        text_alone: how many samples have nothing for the encoder, and how many there are.
+        meets: where ranks wait for each other.
+    """
+    rank = trainer.args.process_index
+    if meets == "phase":
+        meet_in_encoder(trainer.model, text_alone, rank, is_fsdp2=is_under_fsdp2(trainer))
+    elif rank == 0 and (fact := unused_in_ddp(trainer, text_alone)):
+        warnings.warn(f"{fact}. {OF_ENCODER}", stacklevel=2)
+
+
 @contextmanager
 def meeting_in_evaluation(model: nn.Module | None, *, is_fsdp2: bool) -> Iterator[None]:
     """Ranks meet in the encoder while they evaluate: text alone hangs nobody, as in training.

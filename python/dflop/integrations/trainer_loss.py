@@ -95,6 +95,20 @@ def degree_of(trainer: Any) -> int:
     return degree
 
 
+def check_degree(trainer: Any) -> None:
+    """Refuses ranks that read the same samples, where samples move after they were read.
+
+    Args:
+        trainer: of transformers.
+
+    Raises:
+        ValueError: some do.
+    """
+    if (degree := degree_of(trainer)) > 1:
+        wrong = f"{degree} ranks read the same samples (tensor, context or sequence parallel): take one"
+        raise uneven_error(trainer, wrong)
+
+
 def is_of_pairs(trainer: Trainer) -> bool:
     """Tells trainers whose rows are pairs of answers, as TRL's `DPOTrainer` and `RewardTrainer`.
 

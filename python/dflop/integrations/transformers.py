@@ -8,7 +8,6 @@ from __future__ import annotations
 from dflop.data import needs_torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 # isort: split
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -29,12 +28,10 @@ from dflop.integrations.loader import check_length
 from dflop.integrations.padded_rows import watched
 from dflop.integrations.row_costs import costs_of_rows
 from dflop.integrations.text_alone import (
-    OF_ENCODER,
     counts_of,
     is_under_fsdp2,
-    meet_in_encoder,
+    meet_or_warn,
     meeting_in_evaluation,
-    unused_in_ddp,
 )
 from dflop.integrations.trainer_loss import check_loss, degree_of, divides_by_tokens, keep_the_mean
 
@@ -120,14 +117,15 @@ def balance(
         else:
             balance_generations(trainer, **options)
         load_whole_checkpoints(trainer)
-        return trainer
+        return _balanced(trainer)
     check_loss(trainer)
     if when_loaded or not _has_length(trainer):
         _check_unknown("samples are balanced when they have been read", costs, model_dir, options)
         balance_loaded(trainer, **{"is_padded": None, **options})
+        _meet_in_evaluation(trainer)
         load_whole_checkpoints(trainer)
         keep_the_mean(trainer)
-        return trainer
+        return _balanced(trainer)
     args = trainer.args
     for name in options.keys() & _OF_TRAINER.keys():
         message = f"`{name}` is {options[name]!r}, leave it out: the trainer decides it ({_OF_TRAINER[name]})"
@@ -165,11 +163,7 @@ def balance(
         given = theirs()
         _check_sampler(given, shuffles=bool(sampler.state_dict()["shuffle"]))
         check_length(given.dataset, sampler, "train_dataset")
-        if meets_of(trainer.accelerator, trainer.model) == "phase":
-            is_fsdp2 = is_under_fsdp2(trainer)
-            meet_in_encoder(trainer.model, counts_of(sampler), args.process_index, is_fsdp2=is_fsdp2)
-        elif args.process_index == 0 and (fact := unused_in_ddp(trainer, counts_of(sampler))):
-            warnings.warn(f"{fact}. {OF_ENCODER}", stacklevel=2)
+        meet_or_warn(trainer, counts_of(sampler), meets_of(trainer.accelerator, trainer.model))
         names = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         names += ("multiprocessing_context", "worker_init_fn", "timeout", "in_order")
         kept = {name: getattr(given, name) for name in names if hasattr(given, name)}
@@ -177,21 +171,31 @@ def balance(
         loader: DataLoader[Any] = DataLoader(given.dataset, batch_sampler=sampler, **kept)
         return trainer.accelerator.prepare_data_loader(keep_batches(trainer.accelerator, loader))
 
-    evaluation_loop_of_theirs = trainer.evaluation_loop
-
-    def evaluation_loop(*given: Any, **named: Any) -> Any:
-        if meets_of(trainer.accelerator, trainer.model) != "phase":
-            return evaluation_loop_of_theirs(*given, **named)
-        with meeting_in_evaluation(trainer.model, is_fsdp2=is_under_fsdp2(trainer)):
-            return evaluation_loop_of_theirs(*given, **named)
-
     trainer.get_train_dataloader = get_train_dataloader
-    trainer.evaluation_loop = evaluation_loop
+    _meet_in_evaluation(trainer)
     load_whole_checkpoints(trainer)
     trainer.remove_callback(BalancedSteps)
     trainer.add_callback(BalancedSteps(steps_of(sampler, args.gradient_accumulation_steps)))
     keep_the_mean(trainer)
+    return _balanced(trainer)
+
+
+def _balanced(trainer: Any) -> Any:
+    trainer.is_balanced_by_dflop = True
     return trainer
+
+
+def _meet_in_evaluation(trainer: Any) -> None:
+    """Under FSDP2 text alone hangs nobody in `trainer.evaluate`."""
+    theirs = trainer.evaluation_loop
+
+    def evaluation_loop(*given: Any, **named: Any) -> Any:
+        if meets_of(trainer.accelerator, trainer.model) != "phase":
+            return theirs(*given, **named)
+        with meeting_in_evaluation(trainer.model, is_fsdp2=is_under_fsdp2(trainer)):
+            return theirs(*given, **named)
+
+    trainer.evaluation_loop = evaluation_loop
 
 
 def is_known_late(trainer: Any) -> bool:

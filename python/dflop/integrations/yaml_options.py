@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from dflop.data.sampler import BalancedBatchSampler
 
 if TYPE_CHECKING:
+    import os
+
     from dflop.data.costs import Costs
 
 _LINES = ("balance_encoder", "remove_padding")
@@ -75,8 +77,9 @@ def balance_as_asked(
     options: dict[str, Any],
     costs: Costs | None = None,
     *,
-    pads: bool = True,
-    model_dir: str | None = None,
+    pads: bool | None = True,
+    model_dir: str | os.PathLike[str] | None = None,
+    when_loaded: bool | None = None,
 ) -> None:
     """Takes the lines that the options ask for; call it on every rank, before the trainer wraps its model.
 
@@ -88,19 +91,23 @@ def balance_as_asked(
         options: from `checked`.
         costs: of the rows of `train_dataset`. None: they are counted from what the trainer holds, or
             from what it generates or reads.
-        pads: whether the collation fills the rows of a microbatch up to the longest.
+        pads: whether the collation fills the rows of a microbatch up to the longest; None: unless its type
+            says otherwise.
         model_dir: where costs are counted, and the trainer holds no processor: the directory that has it.
+        when_loaded: as of `balance`.
     """
+    from dflop.integrations.loaded import pads_nothing
     from dflop.integrations.transformers import balance, is_known_late
 
     lines, of_batches = split_lines(options)
+    pads = not pads_nothing(trainer) if pads is None else pads
     of_batches = {"is_padded": pads and "remove_padding" not in lines, **of_batches}
     if "balance_encoder" in lines:
         from dflop.integrations.encoder import balance_encoder
         from dflop.integrations.row_costs import costs_of_rows
 
         # Of the whole model: what the second line makes even already is none of the first one's.
-        if costs is None and not is_known_late(trainer):
+        if costs is None and not when_loaded and not is_known_late(trainer):
             costs = costs_of_rows(trainer.train_dataset, trainer.model, trainer.processing_class, model_dir)
             model_dir = None
         costs = None if costs is None else costs.llm_alone()
@@ -109,4 +116,4 @@ def balance_as_asked(
         from dflop.integrations.padding import remove_padding
 
         remove_padding(trainer.model)
-    balance(trainer, costs, model_dir=model_dir, **of_batches)
+    balance(trainer, costs, model_dir=model_dir, when_loaded=when_loaded, **of_batches)
