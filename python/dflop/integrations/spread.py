@@ -44,9 +44,10 @@ class Spread:
         """
         self.is_padded = is_padded
         self._trainer = trainer
-        self._trained = cost_of_parameters(trainer.model)
+        # Of a sample that is trained on; benchmarks put another cost in its place.
+        self.trained = cost_of_parameters(trainer.model)
         self._scored = cost_of_parameters(trainer.model, is_trained=False)
-        self.media = media_tokens(trainer.model, self._trained)
+        self.media = media_tokens(trainer.model, self.trained)
         self._is_told = False
 
     def split(self, sizes: Sequence[tuple[float, int]], num_microbatches: int, scorer: Any = None) -> Parts:
@@ -62,7 +63,7 @@ class Spread:
         """
         trainer = self._trainer
         num_ranks = trainer.args.world_size
-        model, cost = (trainer.model, self._trained) if scorer is None else (scorer, self._scored)
+        model, cost = (trainer.model, self.trained) if scorer is None else (scorer, self._scored)
         own = torch.tensor([cost(size) for size in sizes], dtype=torch.float64)
         device = trainer.accelerator.device
         everyone = own if num_ranks == 1 else trainer.accelerator.gather(own.to(device)).cpu()
