@@ -41,9 +41,10 @@ class Spread:
         """
         self.is_padded = is_padded
         self._trainer = trainer
-        self._trained = cost_of_parameters(trainer.model)
+        # Of a sample that is trained on; benchmarks put another cost in its place.
+        self.trained = cost_of_parameters(trainer.model)
         self._scored = cost_of_parameters(trainer.model, is_trained=False)
-        self.media = media_tokens(trainer.model, self._trained)
+        self.media = media_tokens(trainer.model, self.trained)
         self._is_told = False
 
     def split(
@@ -66,7 +67,7 @@ class Spread:
         """
         trainer = self._trainer
         num_ranks = trainer.args.world_size
-        model, cost = (trainer.model, self._trained) if scorer is None else (scorer, self._scored)
+        model, cost = (trainer.model, self.trained) if scorer is None else (scorer, self._scored)
         most = len(sizes) if most is None else most
         device = trainer.accelerator.device
         # Behind the costs the number of microbatches.
