@@ -75,20 +75,66 @@ class PlatformCPU(PlatformCUDA):
         return "gloo"
 
 
-from tensordict import NonTensorData  # noqa: E402,F401
+import tiny_vision  # noqa: E402
+from hydra import compose, initialize_config_module  # noqa: E402
+from PIL import Image  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl.trainer.ppo import ray_trainer  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.workers.config import (  # noqa: E402
-    FSDPActorConfig,
-    FSDPEngineConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-    TrainingWorkerConfig,
-)
-from verl.workers.engine_workers import TrainingWorker  # noqa: E402
+from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
+from verl.workers import engine_workers  # noqa: E402
+from verl.workers.config import TrainingWorkerConfig  # noqa: E402
+from verl.workers.engine import utils as engine_utils  # noqa: E402
 from verl.workers.utils.losses import ppo_loss  # noqa: E402
 from verl.workers.utils.padding import left_right_2_no_padding  # noqa: E402
+
+
+def made_batch(folder, model_config, count, seed=0):
+    """Chats with none to two pictures as verl's agent loop leaves them: prompts padded left, answers right."""
+    from transformers import Qwen2_5_VLModel
+
+    processor = model_config.processor
+    with torch.device("meta"):
+        rope = Qwen2_5_VLModel(model_config.hf_config)
+    torch.manual_seed(seed)
+    kinds, rows = ("image", "video"), []
+    for question, answer, paths in json.loads((folder / "chats.json").read_text())[:count]:
+        content = [*({"type": "image"} for _ in paths), {"type": "text", "text": question}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        pictures = [Image.open(path) for path in paths] or None
+        made = dict(processor(text=[text], images=pictures, return_tensors="pt"))
+        prompt = made.pop("input_ids")[0]
+        made.pop("attention_mask")
+        made.pop("mm_token_type_ids", None)
+        answer = torch.tensor(processor.tokenizer(answer + "<|im_end|>")["input_ids"])
+        ids = torch.cat([prompt, answer])[None]
+        types = sum((ids == getattr(model_config.hf_config, f"{kind}_token_id")) * (place + 1) for place, kind in enumerate(kinds))
+        places, _ = rope.get_rope_index(
+            input_ids=ids, mm_token_type_ids=types, image_grid_thw=made.get("image_grid_thw"), attention_mask=torch.ones_like(ids)
+        )
+        places = torch.cat([torch.arange(ids.shape[1])[None], places[:, 0]])
+        rows.append((prompt, answer, places, made))
+    width, most = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+
+    def padded(value, left, right):
+        return torch.nn.functional.pad(value, (left, right))
+
+    batch = {
+        "prompts": torch.stack([padded(row[0], width - len(row[0]), 0) for row in rows]),
+        "responses": torch.stack([padded(row[1], 0, most - len(row[1])) for row in rows]),
+        "position_ids": torch.stack([padded(row[2], width - len(row[0]), most - len(row[1])) for row in rows]),
+        "attention_mask": torch.stack(
+            [padded(torch.ones(len(row[0]) + len(row[1]), dtype=torch.long), width - len(row[0]), most - len(row[1])) for row in rows]
+        ),
+    }
+    batch["input_ids"] = torch.cat([batch["prompts"], batch["responses"]], dim=1)
+    batch["response_mask"] = batch["attention_mask"][:, width:]
+    # Made up: what another policy would have said of the answers, and how good they were.
+    batch["old_log_probs"] = (-5.4 + 0.1 * torch.randn(count, most)) * batch["response_mask"]
+    batch["advantages"] = torch.randn(count, 1) * batch["response_mask"]
+    held = np.empty(count, dtype=object)
+    held[:] = [row[3] for row in rows]
+    return DataProto.from_dict(tensors=batch, non_tensors={"multi_modal_inputs": held, "uid": np.arange(count)})
 
 
 def main():
@@ -97,40 +143,98 @@ def main():
     torch.set_num_threads(1)
     # verl asks for gloo of CPUs and for a backend of its device, which is the same one here.
     torch.distributed.init_process_group("gloo", rank=rank, world_size=num_ranks)
-    model_config = HFModelConfig(
-        path=str(folder / "model"),
-        external_lib=options.get("external_lib"),
-        override_config={"attn_implementation": "sdpa"},
-        enable_gradient_checkpointing=False,
-        use_remove_padding=False,
-        lora_rank=options.get("lora_rank", 0),
-    )
-    engine_config = FSDPEngineConfig(
-        strategy=options.get("strategy", "fsdp2"),
-        mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
-        use_torch_compile=False,
-        use_dynamic_bsz=True,
-        max_token_len_per_gpu=options["max_tokens"],
-        infer_max_token_len_per_gpu=options["max_tokens"],
-        use_remove_padding=False,
-    )
-    optimizer = FSDPOptimizerConfig(
-        optimizer="SGD",
-        lr=0.1,
-        weight_decay=0.0,
-        clip_grad=1e9,
-        total_training_steps=10,
-    )
-    worker = TrainingWorker(
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=[*given(folder), *options["overrides"]])
+    part = config.actor_rollout_ref
+    model_config, actor = omega_conf_to_dataclass(part.model), omega_conf_to_dataclass(part.actor)
+    for name, value in {"max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu, "use_dynamic_bsz": True}.items():
+        object.__setattr__(actor.engine, name, value)
+        object.__setattr__(actor.engine, f"infer_{name}", value)
+    batch = made_batch(folder, model_config, options["count"])
+
+    trainer = object.__new__(ray_trainer.RayPPOTrainer)
+    trainer.config = config
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(num_ranks))})
+    trainer._balance_batch(batch, metrics={})
+    own = batch.chunk(num_ranks)[rank]
+
+    kept = []
+    theirs = engine_utils.rearrange_micro_batches
+
+    def watched(rows, *given, **named):
+        found = theirs(rows, *given, **named)
+        kept.append([[list(rows["uid"])[at] for at in places] for places in found[1]])
+        return found
+
+    engine_utils.rearrange_micro_batches = watched
+    worker = engine_workers.TrainingWorker(
         TrainingWorkerConfig(
-            model_type="language_model",
-            model_config=model_config,
-            engine_config=engine_config,
-            optimizer_config=optimizer,
+            model_type="language_model", model_config=model_config, engine_config=actor.engine, optimizer_config=actor.optim
         )
     )
     worker.reset()
-    print("built", rank)
+    worker.set_loss_fn(partial(ppo_loss, config=actor))
+    rows = left_right_2_no_padding(own.to_tensordict())
+    scored = worker.infer_batch(tu_assigned(rows.clone(), compute_loss=False, calculate_entropy=True, temperature=1.0))
+    size = options["count"] // options.get("num_mini_batches", 1)
+    rows = tu_assigned(
+        rows,
+        calculate_entropy=True,
+        distillation_use_topk=False,
+        distillation_only=False,
+        global_batch_size=size,
+        mini_batch_size=size,
+        epochs=1,
+        seed=0,
+        dataloader_kwargs={"shuffle": False},
+        compute_loss=True,
+        temperature=1.0,
+    )
+    metrics = tu.get(worker.train_mini_batch(rows), "metrics")
+    weights = {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+        for name, value in worker.engine.module.state_dict().items()
+    }
+    log_probs = dict(zip([int(one) for one in own.non_tensor_batch["uid"]], tu.get(scored, "log_probs").unbind(), strict=True))
+    torch.save(
+        {
+            "own": [int(one) for one in own.non_tensor_batch["uid"]],
+            "microbatches": [[[int(one) for one in held] for held in step] for step in kept],
+            "tokens": batch.batch["attention_mask"].sum(dim=1)[batch.non_tensor_batch["uid"].astype(int).argsort()].tolist(),
+            "patches": [int(sum(map(len, held.get("pixel_values", [])))) if False else len(held.get("pixel_values", ())) for held in batch.non_tensor_batch["multi_modal_inputs"][batch.non_tensor_batch["uid"].astype(int).argsort()]],
+            "loss": metrics["loss"],
+            "log_probs": log_probs,
+            "weights": weights,
+        },
+        out.with_suffix(f".{rank}"),
+    )
+    torch.distributed.destroy_process_group()
+
+
+def tu_assigned(rows, **named):
+    tu.assign_non_tensor(rows, **named)
+    return rows
+
+
+def given(folder):
+    """What a user would write, for a tiny model on CPUs."""
+    fsdp = "actor_rollout_ref.actor.fsdp_config"
+    return [
+        f"actor_rollout_ref.model.path={folder / 'model'}",
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+        # Attention over rows without padding is that of flash attention alone.
+        "actor_rollout_ref.model.use_remove_padding=false",
+        "actor_rollout_ref.actor.strategy=fsdp2",
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+        "actor_rollout_ref.actor.optim.optimizer=SGD",
+        "actor_rollout_ref.actor.optim.lr=0.1",
+        "actor_rollout_ref.actor.optim.weight_decay=0",
+        "actor_rollout_ref.actor.optim.clip_grad=1e9",
+        "actor_rollout_ref.actor.optim.total_training_steps=10",
+        f"{fsdp}.use_torch_compile=false",
+        f"+{fsdp}.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
+    ]
 
 
 main()

@@ -129,8 +129,8 @@ def _with_batch(theirs: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(trainer, "use_prefix_grouper", False):
             message = f"`use_prefix_grouper` is True, must be False with {_LINE}: groups are divided by tokens"
             raise ValueError(message)
-        _warn_of_loss(actor)
         rows = getattr(batch, "batch", None)
+        _warn_of_loss(actor, is_nested=rows is None)
         # The newer trainer has keys alone there, and adds samples before it divides them.
         work = None if rows is None else _of_trainer(trainer).work(rows)
         tokens = _WORK.set(work), _TRAINER.set(trainer)
@@ -218,12 +218,13 @@ def _microbatches(batch: Any, max_token_len: Any, *given: Any, **named: Any) -> 
         _WORK.reset(token)
 
 
-def _warn_of_loss(actor: Any) -> None:
+def _warn_of_loss(actor: Any, *, is_nested: bool) -> None:
     """Says where verl's own gradient depends on how samples are divided."""
     mode = actor.policy_loss.get("loss_mode", "vanilla")
     why = _OF_MICROBATCH.get(mode)
     name = f"`actor.policy_loss.loss_mode` is `{mode}`"
-    if why is None and actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.get("loss_scale_factor") is None:
+    is_norm = actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.get("loss_scale_factor") is None
+    if why is None and is_norm and is_nested:
         name = "`actor.loss_agg_mode` is `seq-mean-token-sum-norm` without `actor.loss_scale_factor`"
         why = "it divides by the longest answer of a microbatch"
     if why is not None:
