@@ -41,6 +41,7 @@ RUN_BY = {
         *["tests/frameworks/test_llamafactory.py"] * 2,
         "tests/frameworks/test_axolotl.py",
         "tests/frameworks/test_nemo.py",
+        "tests/frameworks/test_verl.py",
         "tests/unit/test_row_costs.py",
     ],
     "docs/integrations.md": ["tests/docs/test_integrations_page.py"] * 10,

@@ -1,6 +1,6 @@
 """One rank of verl on a CPU: its own trainer's division of a batch, and its own actor worker's step on it.
 
-    python verl_rank.py FOLDER OUT OPTIONS   # OPTIONS: JSON; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set
+    python verl_rank.py FOLDER CASES   # CASES: JSON; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set
 
 made batch -> RayPPOTrainer._balance_batch -> rows of this rank -> TrainingWorker.train_mini_batch -> parameters
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,7 +91,7 @@ from verl.workers.utils.losses import ppo_loss  # noqa: E402
 from verl.workers.utils.padding import left_right_2_no_padding  # noqa: E402
 
 
-def made_batch(folder, model_config, count, seed=0):
+def made_batch(folder, model_config, seed=0):
     """Chats with none to two pictures as verl's agent loop leaves them: prompts padded left, answers right."""
     from transformers import Qwen2_5_VLModel
 
@@ -98,7 +100,7 @@ def made_batch(folder, model_config, count, seed=0):
         rope = Qwen2_5_VLModel(model_config.hf_config)
     torch.manual_seed(seed)
     kinds, rows = ("image", "video"), []
-    for question, answer, paths in json.loads((folder / "chats.json").read_text())[:count]:
+    for question, answer, paths in json.loads((folder / "chats.json").read_text()):
         content = [*({"type": "image"} for _ in paths), {"type": "text", "text": question}]
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         pictures = [Image.open(path) for path in paths] or None
@@ -114,6 +116,7 @@ def made_batch(folder, model_config, count, seed=0):
         )
         places = torch.cat([torch.arange(ids.shape[1])[None], places[:, 0]])
         rows.append((prompt, answer, places, made))
+    count = len(rows)
     width, most = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
 
     def padded(value, left, right):
@@ -138,35 +141,41 @@ def made_batch(folder, model_config, count, seed=0):
 
 
 def main():
-    folder, out, options = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    folder, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     # verl asks for gloo of CPUs and for a backend of its device, which is the same one here.
     torch.distributed.init_process_group("gloo", rank=rank, world_size=num_ranks)
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=[*given(folder), *options["overrides"]])
+        for case in cases:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                found = run(folder, case, rank, num_ranks)
+            found["said"] = [str(one.message) for one in said]
+            torch.save(found, folder / f"{case['name']}.{rank}")
+    torch.distributed.destroy_process_group()
+
+
+def run(folder, case, rank, num_ranks):
+    """Divides a batch and trains one step on it, all by verl's own code; what came of it."""
+    config = compose("ppo_trainer", overrides=[*given(folder), *case["overrides"]])
     part = config.actor_rollout_ref
     model_config, actor = omega_conf_to_dataclass(part.model), omega_conf_to_dataclass(part.actor)
     for name, value in {"max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu, "use_dynamic_bsz": True}.items():
+        # As verl's worker does it; what scores has the cap of what trains here.
         object.__setattr__(actor.engine, name, value)
         object.__setattr__(actor.engine, f"infer_{name}", value)
-    batch = made_batch(folder, model_config, options["count"])
+    batch = made_batch(folder, model_config)
+    tokens = batch.batch["attention_mask"].sum(dim=1).tolist()
+    patches = [len(held.get("pixel_values", ())) for held in batch.non_tensor_batch["multi_modal_inputs"]]
 
     trainer = object.__new__(ray_trainer.RayPPOTrainer)
     trainer.config = config
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(num_ranks))})
-    trainer._balance_batch(batch, metrics={})
+    num_steps = case.get("num_steps", 1)
+    trainer._balance_batch(batch, metrics={}, keep_minibatch=num_steps > 1)
     own = batch.chunk(num_ranks)[rank]
-
-    kept = []
-    theirs = engine_utils.rearrange_micro_batches
-
-    def watched(rows, *given, **named):
-        found = theirs(rows, *given, **named)
-        kept.append([[list(rows["uid"])[at] for at in places] for places in found[1]])
-        return found
-
-    engine_utils.rearrange_micro_batches = watched
+    torch.manual_seed(0)
     worker = engine_workers.TrainingWorker(
         TrainingWorkerConfig(
             model_type="language_model", model_config=model_config, engine_config=actor.engine, optimizer_config=actor.optim
@@ -174,44 +183,56 @@ def main():
     )
     worker.reset()
     worker.set_loss_fn(partial(ppo_loss, config=actor))
+    before = weights_of(worker)
     rows = left_right_2_no_padding(own.to_tensordict())
-    scored = worker.infer_batch(tu_assigned(rows.clone(), compute_loss=False, calculate_entropy=True, temperature=1.0))
-    size = options["count"] // options.get("num_mini_batches", 1)
-    rows = tu_assigned(
-        rows,
-        calculate_entropy=True,
-        distillation_use_topk=False,
-        distillation_only=False,
-        global_batch_size=size,
-        mini_batch_size=size,
-        epochs=1,
-        seed=0,
-        dataloader_kwargs={"shuffle": False},
-        compute_loss=True,
-        temperature=1.0,
-    )
-    metrics = tu.get(worker.train_mini_batch(rows), "metrics")
-    weights = {
+    size = len(tokens) // num_steps
+    asked = {"calculate_entropy": True, "temperature": 1.0}
+    with watched() as scored:
+        found = worker.infer_batch(assigned(rows.clone(), compute_loss=False, **asked))
+    with watched() as trained:
+        sizes = {"global_batch_size": size, "mini_batch_size": size, "epochs": 1, "dataloader_kwargs": {"shuffle": False}}
+        done = worker.train_mini_batch(assigned(rows, compute_loss=True, **asked, **sizes))
+    own = [int(one) for one in own.non_tensor_batch["uid"]]
+    return {
+        "own": own,
+        "scored": scored,
+        "trained": trained,
+        "tokens": tokens,
+        "patches": patches,
+        "loss": tu.get(done, "metrics")["loss"],
+        "log_probs": dict(zip(own, tu.get(found, "log_probs").unbind(), strict=True)),
+        "before": before,
+        "weights": weights_of(worker),
+    }
+
+
+@contextmanager
+def watched():
+    """Keeps which samples verl's engine puts into each of its microbatches."""
+    kept = []
+    theirs = engine_utils.rearrange_micro_batches
+
+    def rearrange_micro_batches(rows, *given, **named):
+        found = theirs(rows, *given, **named)
+        uids = [int(one) for one in rows["uid"]]
+        kept.append([[uids[at] for at in places] for places in found[1]])
+        return found
+
+    engine_utils.rearrange_micro_batches = rearrange_micro_batches
+    try:
+        yield kept
+    finally:
+        engine_utils.rearrange_micro_batches = theirs
+
+
+def weights_of(worker):
+    return {
         name: (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
         for name, value in worker.engine.module.state_dict().items()
     }
-    log_probs = dict(zip([int(one) for one in own.non_tensor_batch["uid"]], tu.get(scored, "log_probs").unbind(), strict=True))
-    torch.save(
-        {
-            "own": [int(one) for one in own.non_tensor_batch["uid"]],
-            "microbatches": [[[int(one) for one in held] for held in step] for step in kept],
-            "tokens": batch.batch["attention_mask"].sum(dim=1)[batch.non_tensor_batch["uid"].astype(int).argsort()].tolist(),
-            "patches": [int(sum(map(len, held.get("pixel_values", [])))) if False else len(held.get("pixel_values", ())) for held in batch.non_tensor_batch["multi_modal_inputs"][batch.non_tensor_batch["uid"].astype(int).argsort()]],
-            "loss": metrics["loss"],
-            "log_probs": log_probs,
-            "weights": weights,
-        },
-        out.with_suffix(f".{rank}"),
-    )
-    torch.distributed.destroy_process_group()
 
 
-def tu_assigned(rows, **named):
+def assigned(rows, **named):
     tu.assign_non_tensor(rows, **named)
     return rows
 
