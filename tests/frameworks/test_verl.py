@@ -47,12 +47,21 @@ def run(folder, num_ranks, cases):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).with_name("verl_rank.py")), str(folder), json.dumps(cases)]
     started = [
         subprocess.Popen(
-            command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in range(num_ranks)
     ]
@@ -61,9 +70,13 @@ def run(folder, num_ranks, cases):
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0] * num_ranks, "\n".join(one[-4000:] for one in said)
+    assert [process.returncode for process in started] == [0] * num_ranks, "\n".join(
+        one[-4000:] for one in said
+    )
     return {
-        one["name"]: [torch.load(folder / f"{one['name']}.{rank}", weights_only=False) for rank in range(num_ranks)]
+        one["name"]: [
+            torch.load(folder / f"{one['name']}.{rank}", weights_only=False) for rank in range(num_ranks)
+        ]
         for one in cases
     }
 
@@ -78,7 +91,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    """verl itself: one process, whose microbatch is the whole step."""
+    """Verl itself: one process, whose microbatch is the whole step."""
     cases = [
         case("alone", ALONE),
         case("alone_lora", ALONE, *LORA),
@@ -149,16 +162,18 @@ def waits(ranks, stage="trained"):
 
 
 def test_loads_are_more_even(both):
-    """verl sees tokens alone; by the tokens of both components ours wait less than half as long."""
+    """Verl sees tokens alone; by the tokens of both components ours wait less than half as long."""
     for stage in ("scored", "trained"):
         theirs, ours = waits(both["theirs"], stage), waits(both["ours"], stage)
         assert ours - 1 < (theirs - 1) / 2, (stage, theirs, ours)
 
 
 def test_a_loss_of_a_microbatch_is_named(both):
-    """verl's gradient depends on the division there, with dflop and without."""
+    """Verl's gradient depends on the division there, with dflop and without."""
     why = "it chooses tokens by means and ranks over a microbatch"
-    assert any(f"`actor.policy_loss.loss_mode` is `kl_cov`: {why}" in one for one in both["ours_cov"][0]["said"])
+    assert any(
+        f"`actor.policy_loss.loss_mode` is `kl_cov`: {why}" in one for one in both["ours_cov"][0]["said"]
+    )
     assert not any("loss_mode" in one for one in both["ours"][0]["said"])
 
 
@@ -182,7 +197,11 @@ def test_costs_are_those_of_the_model(folder):
     assert adapted.trained.llm_token < counted.trained.llm_token
     # Four patches become one token: the second sample has two such tokens, and one of text.
     image = model.config.image_token_id
-    rows = {"input_ids": torch.nested.as_nested_tensor([torch.tensor([1, 2]), torch.tensor([image, 1, image])], layout=torch.jagged)}
+    rows = {
+        "input_ids": torch.nested.as_nested_tensor(
+            [torch.tensor([1, 2]), torch.tensor([image, 1, image])], layout=torch.jagged
+        )
+    }
     work = counted.work(rows)
     assert work.tokens == [2, 3]
     assert work.encoder[0] == 0
@@ -209,16 +228,72 @@ def test_keys_of_the_newer_trainer(folder):
         f"{OF_ACTOR}.use_dynamic_bsz=true",
         line(),
     ]
-    command = [sys.executable, str(Path(__file__).with_name("verl_keys.py")), str(folder), json.dumps(overrides)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAY_AUTH_MODE": "disabled", "CUDA_VISIBLE_DEVICES": ""}
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("verl_keys.py")),
+        str(folder),
+        json.dumps(overrides),
+    ]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "RAY_AUTH_MODE": "disabled",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = json.loads(done.stdout.splitlines()[-1])
-    assert sorted(key for rank in ranks for key in rank) == list(range(-1, 15))
+    assert sorted(key for rank in ranks for key, _ in rank) == list(range(-1, 15))
     assert [len(rank) for rank in ranks] == [8, 8]
-    assert [sum(key in (1, 6, 8, 13) for key in rank) for rank in ranks] == [2, 2]
-    loads = [sum(len(samples[key]) for key in rank if key >= 0) for rank in ranks]
+    assert [sum(key in (1, 6, 8, 13) for key, _ in rank) for rank in ranks] == [2, 2]
+    loads = [sum(tokens for _, tokens in rank) for rank in ranks]
     assert max(loads) <= 1.05 * min(loads)
+
+
+def test_samples_that_nobody_named_are_divided_by_tokens():
+    """With a warning: then the line was read before the trainer was there."""
+    from verl.utils import seqlen_balancing
+
+    import dflop.integrations.verl as line_of_verl
+
+    line_of_verl.balance()
+    with pytest.warns(UserWarning, match="verl divides 2 samples by their tokens: dflop was not told which"):
+        found = seqlen_balancing.calculate_workload(torch.tensor([2, 3]))
+    assert found.tolist() == [24576 * 2 + 4, 24576 * 3 + 9]
+    assert seqlen_balancing.get_seqlen_balanced_partitions([5, 4, 3, 2], 2, equal_size=True) == [
+        [1, 2],
+        [0, 3],
+    ]
+
+
+def test_other_samples_than_those_counted_are_refused():
+    """And a group of samples that stay together costs what they cost together."""
+    from dflop.integrations.verl_costs import Work
+
+    work = Work.of([(0.0, 2.0), (1.0, 1.0), (0.0, 4.0), (2.0, 6.0)], [2, 1, 4, 6])
+    assert sum(work.encoder + work.llm) == 2**40
+    with pytest.raises(ValueError, match="verl divides 4 samples of 14 tokens, dflop counted 4 of 13"):
+        work.total(torch.tensor([2, 1, 4, 7]))
+    grouped = work.capped(10, 2)
+    assert grouped.tokens == [3, 10]
+    loads = grouped.total(torch.tensor([2, 1, 4, 6])).view(2, 2).sum(dim=1)
+    assert loads.tolist() == [2**38, 3 * 2**38]
+    # One mini-batch after the other.
+    loads = work.total(torch.tensor([2, 1, 4, 6])).tolist()
+    assert work.parts(loads[2:], 2, equal_size=True) == [[0], [1]]
+    with pytest.raises(ValueError, match="verl divides 3 samples, must be among the 4 that dflop counted"):
+        work.parts([1, 1, 1], 2, equal_size=False)
+
+
+def test_groups_of_one_prefix_are_refused():
+    """Before samples are divided."""
+    from types import SimpleNamespace
+
+    import dflop.integrations.verl as line_of_verl
+
+    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=None))
+    with pytest.raises(ValueError, match="`use_prefix_grouper` is True, must be False"):
+        line_of_verl._with_batch(None)(SimpleNamespace(config=config, use_prefix_grouper=True), None)
 
 
 def test_other_engines_are_refused():

@@ -2,7 +2,7 @@
 
     python verl_keys.py FOLDER OVERRIDES   # OVERRIDES: JSON
 
-Prints a line of JSON: of each rank the numbers of its samples, -1 of those that verl added.
+Prints a line of JSON: of each rank the numbers of its samples, -1 of those that verl added, and their tokens.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def main():
     tq.kv_batch_put(keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id="train")
     batch = trainer_base.KVBatchMeta(partition_id="train", keys=keys, tags=tags)
     batch = trainer._balance_batch(batch, metrics={})
-    found = [int(key) if key.isdigit() else -1 for key in batch.keys]
+    found = [
+        (int(key) if key.isdigit() else -1, tag["seq_len"])
+        for key, tag in zip(batch.keys, batch.tags, strict=True)
+    ]
     half = len(found) // 2
     print(json.dumps([found[:half], found[half:]]))
     tq.close()

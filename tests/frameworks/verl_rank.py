@@ -77,7 +77,6 @@ class PlatformCPU(PlatformCUDA):
         return "gloo"
 
 
-import tiny_vision  # noqa: E402
 from hydra import compose, initialize_config_module  # noqa: E402
 from PIL import Image  # noqa: E402
 from verl import DataProto  # noqa: E402
@@ -102,7 +101,9 @@ def made_batch(folder, model_config, seed=0):
     kinds, rows = ("image", "video"), []
     for question, answer, paths in json.loads((folder / "chats.json").read_text()):
         content = [*({"type": "image"} for _ in paths), {"type": "text", "text": question}]
-        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        text = processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True
+        )
         pictures = [Image.open(path) for path in paths] or None
         made = dict(processor(text=[text], images=pictures, return_tensors="pt"))
         prompt = made.pop("input_ids")[0]
@@ -110,9 +111,15 @@ def made_batch(folder, model_config, seed=0):
         made.pop("mm_token_type_ids", None)
         answer = torch.tensor(processor.tokenizer(answer + "<|im_end|>")["input_ids"])
         ids = torch.cat([prompt, answer])[None]
-        types = sum((ids == getattr(model_config.hf_config, f"{kind}_token_id")) * (place + 1) for place, kind in enumerate(kinds))
+        types = sum(
+            (ids == getattr(model_config.hf_config, f"{kind}_token_id")) * (place + 1)
+            for place, kind in enumerate(kinds)
+        )
         places, _ = rope.get_rope_index(
-            input_ids=ids, mm_token_type_ids=types, image_grid_thw=made.get("image_grid_thw"), attention_mask=torch.ones_like(ids)
+            input_ids=ids,
+            mm_token_type_ids=types,
+            image_grid_thw=made.get("image_grid_thw"),
+            attention_mask=torch.ones_like(ids),
         )
         places = torch.cat([torch.arange(ids.shape[1])[None], places[:, 0]])
         rows.append((prompt, answer, places, made))
@@ -125,9 +132,18 @@ def made_batch(folder, model_config, seed=0):
     batch = {
         "prompts": torch.stack([padded(row[0], width - len(row[0]), 0) for row in rows]),
         "responses": torch.stack([padded(row[1], 0, most - len(row[1])) for row in rows]),
-        "position_ids": torch.stack([padded(row[2], width - len(row[0]), most - len(row[1])) for row in rows]),
+        "position_ids": torch.stack(
+            [padded(row[2], width - len(row[0]), most - len(row[1])) for row in rows]
+        ),
         "attention_mask": torch.stack(
-            [padded(torch.ones(len(row[0]) + len(row[1]), dtype=torch.long), width - len(row[0]), most - len(row[1])) for row in rows]
+            [
+                padded(
+                    torch.ones(len(row[0]) + len(row[1]), dtype=torch.long),
+                    width - len(row[0]),
+                    most - len(row[1]),
+                )
+                for row in rows
+            ]
         ),
     }
     batch["input_ids"] = torch.cat([batch["prompts"], batch["responses"]], dim=1)
@@ -137,7 +153,9 @@ def made_batch(folder, model_config, seed=0):
     batch["advantages"] = torch.randn(count, 1) * batch["response_mask"]
     held = np.empty(count, dtype=object)
     held[:] = [row[3] for row in rows]
-    return DataProto.from_dict(tensors=batch, non_tensors={"multi_modal_inputs": held, "uid": np.arange(count)})
+    return DataProto.from_dict(
+        tensors=batch, non_tensors={"multi_modal_inputs": held, "uid": np.arange(count)}
+    )
 
 
 def main():
@@ -161,7 +179,10 @@ def run(folder, case, rank, num_ranks):
     config = compose("ppo_trainer", overrides=[*given(folder), *case["overrides"]])
     part = config.actor_rollout_ref
     model_config, actor = omega_conf_to_dataclass(part.model), omega_conf_to_dataclass(part.actor)
-    for name, value in {"max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu, "use_dynamic_bsz": True}.items():
+    for name, value in {
+        "max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
+        "use_dynamic_bsz": True,
+    }.items():
         # As verl's worker does it; what scores has the cap of what trains here.
         object.__setattr__(actor.engine, name, value)
         object.__setattr__(actor.engine, f"infer_{name}", value)
@@ -178,7 +199,10 @@ def run(folder, case, rank, num_ranks):
     torch.manual_seed(0)
     worker = engine_workers.TrainingWorker(
         TrainingWorkerConfig(
-            model_type="language_model", model_config=model_config, engine_config=actor.engine, optimizer_config=actor.optim
+            model_type="language_model",
+            model_config=model_config,
+            engine_config=actor.engine,
+            optimizer_config=actor.optim,
         )
     )
     worker.reset()
@@ -190,7 +214,12 @@ def run(folder, case, rank, num_ranks):
     with watched() as scored:
         found = worker.infer_batch(assigned(rows.clone(), compute_loss=False, **asked))
     with watched() as trained:
-        sizes = {"global_batch_size": size, "mini_batch_size": size, "epochs": 1, "dataloader_kwargs": {"shuffle": False}}
+        sizes = {
+            "global_batch_size": size,
+            "mini_batch_size": size,
+            "epochs": 1,
+            "dataloader_kwargs": {"shuffle": False},
+        }
         done = worker.train_mini_batch(assigned(rows, compute_loss=True, **asked, **sizes))
     own = [int(one) for one in own.non_tensor_batch["uid"]]
     return {

@@ -12,8 +12,8 @@ from itertools import combinations
 
 import pytest
 
-from dflop.integrations.energon import even_packs
 from dflop import ScheduleError
+from dflop.integrations.energon import even_packs
 from dflop.integrations.even_parts import equal_parts, even_parts
 
 

@@ -103,10 +103,10 @@ def _swap(work: np.ndarray, parts: np.ndarray) -> bool:
         mine, theirs = work[:, parts[heavy]], work[:, parts[others]]
         # [component, mine, other part, theirs]: what moves to the heavy part.
         moved = theirs[:, None] - mine[:, :, None, None]
-        after = np.maximum(
-            loads[:, heavy, None, None, None] + moved, loads[:, None, others, None] - moved
+        after = np.maximum(loads[:, heavy, None, None, None] + moved, loads[:, None, others, None] - moved)
+        rest = np.asarray(
+            [np.delete(loads, [heavy, other], axis=1).max(axis=1, initial=0) for other in others]
         )
-        rest = np.asarray([np.delete(loads, [heavy, other], axis=1).max(axis=1, initial=0) for other in others])
         found = np.maximum(after, rest.T[:, None, :, None]).sum(axis=0)
         at = int(found.argmin())
         if best is None or found.flat[at] < best[0]:

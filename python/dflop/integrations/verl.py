@@ -1,12 +1,12 @@
 """verl on batches of even work: one line of its own configuration.
 
-    actor_rollout_ref.model.external_lib=dflop.integrations.verl    # PPO, GRPO; of its SFT: model.external_lib=...
+    actor_rollout_ref.model.external_lib=dflop.integrations.verl  # PPO, GRPO; of its SFT: model.external_lib
 
-what was generated --> verl's trainer: `_balance_batch`          --> as many samples for each rank    \\  by encoder
-a rank's samples   --> verl's engine: `rearrange_micro_batches`  --> microbatches under its token cap  /  and LLM work
+generated samples -> verl's trainer: `_balance_batch`         --> as many samples for each rank | by encoder
+a rank's samples  -> verl's engine: `rearrange_micro_batches` --> microbatches under its cap    | and LLM work
 
-verl imports that module in each process that reads the model's configuration: where its trainer runs, and on every
-rank. Imported where verl is not loaded, it does nothing.
+verl imports that module in each process that reads the model's configuration: where its trainer runs, and on
+every rank. Imported where verl is not loaded, it does nothing.
 """
 
 from __future__ import annotations
@@ -67,13 +67,18 @@ def balance() -> None:
     base: Any = import_module("verl.workers.engine.base")
     names = ("calculate_workload", "get_seqlen_balanced_partitions", "rearrange_micro_batches")
     lacking = [f"`seqlen_balancing.{name}`" for name in names if not hasattr(balancing, name)]
-    lacking += [f"`BaseEngine.{name}`" for name in ("train_batch", "infer_batch") if not hasattr(base.BaseEngine, name)]
+    lacking += [
+        f"`BaseEngine.{name}`"
+        for name in ("train_batch", "infer_batch")
+        if not hasattr(base.BaseEngine, name)
+    ]
     if lacking:
         message = f"this version of verl has no {', no '.join(lacking)}: pip install verl=={_TRIED}"
         raise RuntimeError(message)
     _theirs.update({name: getattr(balancing, name) for name in names})
-    for name, ours in zip(names, (_workload, _partitions, _microbatches), strict=True):
-        changed = wraps(_theirs[name])(ours)
+    ours: tuple[Any, ...] = (_workload, _partitions, _microbatches)
+    for name, one in zip(names, ours, strict=True):
+        changed = wraps(_theirs[name])(one)
         for module in _modules():
             if getattr(module, name, None) is _theirs[name]:
                 setattr(module, name, changed)
@@ -84,15 +89,19 @@ def balance() -> None:
 
 
 def _modules() -> Iterator[Any]:
-    """verl's modules that are loaded, and the program, which may be one of them."""
+    """Verl's modules that are loaded, and the program, which may be one of them."""
     return (
-        module for name, module in list(sys.modules.items()) if name == "__main__" or name.partition(".")[0] == "verl"
+        module
+        for name, module in list(sys.modules.items())
+        if name == "__main__" or name.partition(".")[0] == "verl"
     )
 
 
 def _change_trainers(module: Any) -> None:
     """Lets the trainers that a module defines say which batch they divide."""
-    for kind in [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]:
+    for kind in [
+        one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__
+    ]:
         if "_balance_batch" in vars(kind):
             kind._balance_batch = _with_batch(kind._balance_batch)
         if kind.__name__ == "SFTTrainer" and "_get_batch_seqlens" in vars(kind):
@@ -127,7 +136,9 @@ def _with_batch(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def balance_batch(trainer: Any, batch: Any, *given: Any, **named: Any) -> Any:
         actor = trainer.config.actor_rollout_ref.actor
         if getattr(trainer, "use_prefix_grouper", False):
-            message = f"`use_prefix_grouper` is True, must be False with {_LINE}: groups are divided by tokens"
+            message = (
+                f"`use_prefix_grouper` is True, must be False with {_LINE}: groups are divided by tokens"
+            )
             raise ValueError(message)
         rows = getattr(batch, "batch", None)
         _warn_of_loss(actor, is_nested=rows is None)
@@ -189,7 +200,8 @@ def _workload(seqlen_list: Any) -> Any:
     work = _WORK.get()
     if work is None:
         warnings.warn(
-            f"verl divides {len(seqlen_list)} samples by their tokens: dflop was not told which they are. Give {_LINE}",
+            f"verl divides {len(seqlen_list)} samples by their tokens: dflop was not told which they are. "
+            f"Give {_LINE}",
             stacklevel=2,
         )
         return _theirs["calculate_workload"](seqlen_list)
@@ -201,7 +213,9 @@ def _partitions(seqlen_list: Any, k_partitions: int, equal_size: bool) -> list[l
     loads = [int(load) for load in seqlen_list]
     work = _WORK.get()
     found = None if work is None else work.parts(loads, k_partitions, equal_size=equal_size)
-    return _theirs["get_seqlen_balanced_partitions"](loads, k_partitions, equal_size) if found is None else found
+    return (
+        _theirs["get_seqlen_balanced_partitions"](loads, k_partitions, equal_size) if found is None else found
+    )
 
 
 def _microbatches(batch: Any, max_token_len: Any, *given: Any, **named: Any) -> Any:
@@ -210,7 +224,9 @@ def _microbatches(batch: Any, max_token_len: Any, *given: Any, **named: Any) -> 
     if engine is None:
         return _theirs["rearrange_micro_batches"](batch, max_token_len, *given, **named)
     counted, is_trained = engine
-    work = counted.work(batch, is_trained=is_trained).capped(int(max_token_len), named.get("force_group_size", 1))
+    work = counted.work(batch, is_trained=is_trained).capped(
+        int(max_token_len), named.get("force_group_size", 1)
+    )
     token = _WORK.set(work)
     try:
         return _theirs["rearrange_micro_batches"](batch, max_token_len, *given, **named)
@@ -229,7 +245,8 @@ def _warn_of_loss(actor: Any, *, is_nested: bool) -> None:
         why = "it divides by the longest answer of a microbatch"
     if why is not None:
         warnings.warn(
-            f"{name}: {why}. So the gradient depends on how samples are divided, with dflop and without", stacklevel=3
+            f"{name}: {why}. So the gradient depends on how samples are divided, with dflop and without",
+            stacklevel=3,
         )
 
 

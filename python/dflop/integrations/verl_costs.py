@@ -1,6 +1,6 @@
 """What samples of verl cost: their own tokens, by the model's configuration alone.
 
-configuration -> the model without values (`meta`) -> cost_of_parameters -> work of each sample, encoder and LLM
+configuration -> the model without values (`meta`) -> cost_of_parameters -> encoder and LLM work of a sample
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflop import ScheduleError
+from dflop._native import ScheduleError
 from dflop.integrations.even_parts import equal_parts, even_parts
 from dflop.integrations.parameter_cost import cost_of_parameters
 from dflop.integrations.row_costs import media_tokens
@@ -47,7 +47,7 @@ class Counted:
             to have no head.
 
         Raises:
-            ValueError: transformers knows no model of that configuration, or its parameters cannot be counted.
+            ValueError: transformers knows no such model, or its parameters cannot be counted.
         """
         model = _empty(model_config)
         trained = cost_of_parameters(model)
@@ -77,7 +77,9 @@ class Counted:
         # A device is waited for once.
         encoder, tokens = torch.stack([encoder, offsets.diff().double()]).tolist()
         cost = self.trained if is_trained else self.scored
-        return Work.of([cost(pair) for pair in zip(encoder, tokens, strict=True)], [int(one) for one in tokens])
+        return Work.of(
+            [cost(pair) for pair in zip(encoder, tokens, strict=True)], [int(one) for one in tokens]
+        )
 
 
 @dataclass(frozen=True)
@@ -190,11 +192,14 @@ def _empty(model_config: Any) -> Any:
         kind = import_module("verl.utils.model").get_hf_auto_model_class(hf_config=config)
     with torch.device("meta"):
         # How attention is computed changes no parameter, and flash attention need not be installed for it.
-        model = kind.from_config(config, attn_implementation="eager", trust_remote_code=model_config.trust_remote_code)
+        model = kind.from_config(
+            config, attn_implementation="eager", trust_remote_code=model_config.trust_remote_code
+        )
         if model_config.lora_rank > 0:
             peft: Any = import_module("peft")
             names = ("target_modules", "target_parameters", "exclude_modules")
             given = {name: _plain(getattr(model_config, name, None)) for name in names}
+            given = {name: value for name, value in given.items() if value is not None}
             model = peft.get_peft_model(model, peft.LoraConfig(r=model_config.lora_rank, **given))
     return model
 
