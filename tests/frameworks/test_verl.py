@@ -256,7 +256,7 @@ def test_samples_that_nobody_named_are_divided_by_tokens():
 
     import dflop.integrations.verl as line_of_verl
 
-    line_of_verl.balance()
+    line_of_verl.balance_batches()
     with pytest.warns(UserWarning, match="verl divides 2 samples by their tokens: dflop was not told which"):
         found = seqlen_balancing.calculate_workload(torch.tensor([2, 3]))
     assert found.tolist() == [24576 * 2 + 4, 24576 * 3 + 9]

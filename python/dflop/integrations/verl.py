@@ -46,10 +46,10 @@ _TRAINER: ContextVar[Any] = ContextVar("trainer", default=None)
 """Which divides a batch among ranks and has not completed it yet."""
 
 _theirs: dict[str, Any] = {}
-"""verl's own functions, by name; empty before `balance` ran."""
+"""verl's own functions, by name; empty before `balance_batches` ran."""
 
 
-def balance() -> None:
+def balance_batches() -> None:
     """Makes verl divide samples by their counted work; importing this module where verl is loaded does it.
 
     A sample costs what an encoder token and an LLM token cost in the model that trains
@@ -251,4 +251,4 @@ def _warn_of_loss(actor: Any, *, is_nested: bool) -> None:
 
 
 if "verl" in sys.modules:
-    balance()
+    balance_batches()
