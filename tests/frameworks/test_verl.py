@@ -187,7 +187,10 @@ def test_costs_are_those_of_the_model(folder):
 
     given = {"path": str(folder / "model"), "override_config": {"attn_implementation": "sdpa"}}
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "model")
-    counted = Counted.of(HFModelConfig(**given))
+    config = HFModelConfig(**given)
+    counted = Counted.of(config)
+    # What verl builds its own model by is left alone.
+    assert config.hf_config._attn_implementation == "sdpa"
     assert counted.trained == cost_of_parameters(model)
     assert counted.scored == cost_of_parameters(model, is_trained=False)
     head = model.lm_head.weight.numel()

@@ -5,6 +5,7 @@ configuration -> the model without values (`meta`) -> cost_of_parameters -> enco
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -185,7 +186,8 @@ class Work:
 def _empty(model_config: Any) -> Any:
     """The model without values, as verl trains it."""
     transformers: Any = import_module("transformers")
-    config = model_config.hf_config
+    # transformers writes into it how attention is computed.
+    config = deepcopy(model_config.hf_config)
     if model_config.model_type == "value_model":
         kind = transformers.AutoModel
     else:
