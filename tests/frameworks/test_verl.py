@@ -299,6 +299,40 @@ def test_groups_of_one_prefix_are_refused():
         line_of_verl._with_batch(None)(SimpleNamespace(config=config, use_prefix_grouper=True), None)
 
 
+@pytest.mark.parametrize(
+    ("changed", "is_nested", "why"),
+    [
+        ({"policy_loss": {"loss_mode": "clip_cov"}}, False, "it draws the tokens that it leaves out"),
+        ({"policy_loss": {"loss_mode": "geo_mean"}}, False, "it is a mean over the samples of a microbatch"),
+        (
+            {
+                "policy_loss": {
+                    "loss_mode": "bypass_mode",
+                    "rollout_correction": {"rollout_is_batch_normalize": True},
+                }
+            },
+            False,
+            "`rollout_is_batch_normalize` is a mean over a microbatch",
+        ),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, True, "it divides by the longest answer"),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, False, None),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 100}, True, None),
+        ({}, True, None),
+    ],
+)
+def test_losses_of_a_microbatch(changed, is_nested, why, recwarn):
+    """Named by what makes them so; the older trainer pads all answers to one width."""
+    from omegaconf import OmegaConf
+
+    import dflop.integrations.verl as line_of_verl
+
+    settings = {"policy_loss": {"loss_mode": "vanilla"}, "loss_agg_mode": "token-mean", **changed}
+    line_of_verl._warn_of_loss(OmegaConf.create(settings), is_nested=is_nested)
+    said = [str(one.message) for one in recwarn if "how samples are divided" in str(one.message)]
+    assert len(said) == (why is not None)
+    assert all(why in one for one in said)
+
+
 def test_other_engines_are_refused():
     """Before they compute anything."""
     from types import SimpleNamespace

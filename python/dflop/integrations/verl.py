@@ -243,6 +243,9 @@ def _warn_of_loss(actor: Any, *, is_nested: bool) -> None:
     if why is None and is_norm and is_nested:
         name = "`actor.loss_agg_mode` is `seq-mean-token-sum-norm` without `actor.loss_scale_factor`"
         why = "it divides by the longest answer of a microbatch"
+    correction = actor.policy_loss.get("rollout_correction") or {}
+    if mode == "bypass_mode" and correction.get("rollout_is_batch_normalize"):
+        why = "`rollout_is_batch_normalize` is a mean over a microbatch"
     if why is not None:
         warnings.warn(
             f"{name}: {why}. So the gradient depends on how samples are divided, with dflop and without",
