@@ -22,7 +22,7 @@ TRAINS = (
     "train_accelerate",
     "train_lightning",
 )
-ALONE = ("load_torchtitan", "pack_energon", "partition_verl")
+ALONE = ("load_torchtitan", "pack_energon")
 
 
 def test_no_example_is_left_out():

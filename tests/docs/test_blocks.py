@@ -41,6 +41,7 @@ RUN_BY = {
         *["tests/frameworks/test_llamafactory.py"] * 2,
         "tests/frameworks/test_axolotl.py",
         "tests/frameworks/test_nemo.py",
+        "tests/frameworks/test_verl.py",
         "tests/dist/test_loaded.py",
         "tests/unit/test_row_costs.py",
     ],

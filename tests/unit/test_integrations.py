@@ -1,4 +1,4 @@
-"""Integrations that need one process: verl's partitions, Energon's packs, torchtitan's loader, the loss."""
+"""Integrations that need one process: parts of even work, Energon's packs, torchtitan's loader, the loss."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import sys
 from heapq import heappop, heappush
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import combinations
 
 import pytest
 
+from dflop import ScheduleError
 from dflop.integrations.energon import even_packs
-from dflop.integrations.verl import get_seqlen_balanced_partitions
+from dflop.integrations.even_parts import equal_parts, even_parts
 
 
 def lengths_of(count, seed):
@@ -36,13 +38,19 @@ def differencing(lengths, num_parts, equal_size):
     return heap[0][2]
 
 
+def parts_of(lengths, num_parts, equal_size):
+    """Of work in the LLM alone, as verl has it."""
+    divide = equal_parts if equal_size else even_parts
+    return divide([0] * len(lengths), lengths, num_parts)
+
+
 @pytest.mark.parametrize("equal_size", [True, False])
-@pytest.mark.parametrize(("count", "num_parts"), [(8, 8), (12, 4), (64, 8), (256, 16), (40, 2)])
-def test_partitions_keep_the_promises_of_verl(count, num_parts, equal_size):
+@pytest.mark.parametrize(("count", "num_parts"), [(8, 8), (12, 4), (64, 8), (256, 16), (40, 2), (5, 1)])
+def test_parts_keep_the_promises_of_verl(count, num_parts, equal_size):
     """As many parts as asked, each position once, ascending, none empty, of equal size where asked."""
     for seed in range(5):
         lengths = lengths_of(count, seed)
-        parts = get_seqlen_balanced_partitions(lengths, k_partitions=num_parts, equal_size=equal_size)
+        parts = parts_of(lengths, num_parts, equal_size)
         assert len(parts) == num_parts
         assert sorted(i for part in parts for i in part) == list(range(count))
         assert all(part == sorted(part) and part for part in parts)
@@ -53,7 +61,7 @@ def test_partitions_keep_the_promises_of_verl(count, num_parts, equal_size):
         assert max(loads) <= max(differencing(lengths, num_parts, equal_size))
 
 
-def test_partitions_are_more_even_than_differencing():
+def test_parts_are_more_even_than_differencing():
     """Over 20 draws of 128 lengths in 16 parts the excess over the mean is at most half."""
     for equal_size in (True, False):
         ours = theirs = 0.0
@@ -61,25 +69,61 @@ def test_partitions_are_more_even_than_differencing():
             lengths = lengths_of(128, seed)
             mean = sum(lengths) / 16
             bound = max(mean, max(lengths))
-            parts = get_seqlen_balanced_partitions(lengths, 16, equal_size)
+            parts = parts_of(lengths, 16, equal_size)
             ours += max(sum(lengths[i] for i in part) for part in parts) / bound - 1
             theirs += max(differencing(lengths, 16, equal_size)) / bound - 1
         assert ours <= theirs / 2
 
 
-def test_partitions_refuse_what_verl_refuses():
+@pytest.mark.parametrize("equal_size", [True, False])
+def test_both_components_are_even(equal_size):
+    """Encoder and LLM work of 64 samples in 8 parts, each below 1.1 of its mean; of the sum alone one would not be."""
+    for seed in range(5):
+        encoder = [length if place % 3 else 0 for place, length in enumerate(lengths_of(64, seed))]
+        encoder = [min(work, 1500) for work in encoder]
+        llm = [min(work, 1500) for work in lengths_of(64, seed + 100)]
+        parts = (equal_parts if equal_size else even_parts)(encoder, llm, 8)
+        for work in (encoder, llm):
+            assert max(sum(work[i] for i in part) for part in parts) <= 1.1 * sum(work) / 8
+
+
+def test_equal_parts_are_the_best_where_all_can_be_tried():
+    """Of six samples in two parts of three, against each of the ten ways."""
+    for seed in range(20):
+        draw = random.Random(seed)
+        work = [[draw.randrange(1, 50) for _ in range(6)] for _ in range(2)]
+
+        def heaviest(part, work=work):
+            other = set(range(6)) - set(part)
+            return sum(max(sum(one[i] for i in part), sum(one[i] for i in other)) for one in work)
+
+        best = min(map(heaviest, combinations(range(6), 3)))
+        found = heaviest(equal_parts(*work, 2)[0])
+        # Swaps of one pair reach the best or nearly so.
+        assert best <= found <= 1.2 * best
+
+
+def test_a_cap_on_tokens_is_kept():
+    """Or there is an error."""
+    tokens = [5, 5, 4, 4, 3, 3]
+    parts = even_parts([0, 90, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], 3, tokens, 8)
+    assert {sum(tokens[i] for i in part) for part in parts} == {8}
+    with pytest.raises(ScheduleError):
+        even_parts([0] * 6, [1] * 6, 3, tokens, 7)
+
+
+def test_parts_refuse_what_verl_refuses():
     """With the same kind of error."""
     with pytest.raises(AssertionError, match=r"number of items:\[2\] < k_partitions:\[3\]"):
-        get_seqlen_balanced_partitions([1, 2], 3, equal_size=False)
+        parts_of([1, 2], 3, equal_size=False)
     with pytest.raises(AssertionError, match="5 % 2 != 0"):
-        get_seqlen_balanced_partitions([1, 2, 3, 4, 5], 2, equal_size=True)
+        parts_of([1, 2, 3, 4, 5], 2, equal_size=True)
     # Zeros weigh nothing, and no part may be empty.
-    parts = get_seqlen_balanced_partitions([9, 0, 0], 3, equal_size=False)
-    assert sorted(map(len, parts)) == [1, 1, 1]
+    assert sorted(map(len, parts_of([9, 0, 0], 3, equal_size=False))) == [1, 1, 1]
 
 
 def test_verl_and_the_name_of_each_line_need_no_torch():
-    """A rollout worker that only cuts batches must not import it."""
+    """Where verl is not loaded, its line does nothing."""
     code = (
         "import sys, dflop.integrations, dflop.integrations.verl, dflop.integrations.energon\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"

@@ -9,7 +9,8 @@
               llamafactory.train        LLaMA-Factory, as a command
               axolotl.BalancePlugin     Axolotl
               nemo.recipe               NeMo Automodel
-              torchtitan, energon, verl
+              verl.balance_batches      verl, by its own option; verl_costs.py: by tokens of its samples
+              torchtitan, energon
     encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound
               encoder.attend_encoder    alone: text alone hangs nobody under FSDP2; text_alone.py takes it
     costs     measured_cost.measure_cost          for `dflop.costs`: times of a model of any family
