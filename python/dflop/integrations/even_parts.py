@@ -18,6 +18,15 @@ _MAX_SWAPS = 200
 _LEAST_GAIN = 1e-5
 """A swap that makes the heaviest load lighter by a smaller share ends the search."""
 
+_EVEN = 1.005
+"""Heaviest load over the mean at which a component is even enough."""
+
+_MAX_TRIED = 48
+"""Samples of a part that are tried in a swap: of thousands, as of large batches, pairs would take minutes."""
+
+_MAX_OTHERS = 12
+"""Parts that are tried in a swap with a heaviest one: those with the least of its component."""
+
 
 def even_parts(
     encoder: Sequence[int],
@@ -75,8 +84,8 @@ def equal_parts(encoder: Sequence[int], llm: Sequence[int], num_parts: int) -> l
         raise AssertionError(message)
     work = np.asarray([encoder, llm], dtype=np.float64)
     parts = np.asarray(_difference([int(one) for one in work.sum(axis=0)], num_parts))
-    for _ in range(_MAX_SWAPS):
-        if not _swap(work, parts):
+    for turn in range(_MAX_SWAPS):
+        if not _swap(work, parts, turn):
             break
     return sorted(sorted(part) for part in parts.tolist())
 
@@ -87,20 +96,26 @@ def _check(count: int, num_parts: int) -> None:
         raise AssertionError(message)
 
 
-def _swap(work: np.ndarray, parts: np.ndarray) -> bool:
+def _swap(work: np.ndarray, parts: np.ndarray, turn: int) -> bool:
     """Does the best swap of a sample of a heaviest part with one of another; whether there was one.
 
     What is made small is the heaviest encoder load and the heaviest LLM load, added up.
     """
     loads = work[:, parts].sum(axis=2)
+    uneven = loads.max(axis=1) > _EVEN * loads.mean(axis=1)
     before = loads.max(axis=1).sum()
     best: tuple[float, tuple[int, int, int, int]] | None = None
     num_parts, size = parts.shape
-    for heavy in {int(component.argmax()) for component in loads}:
-        others = np.delete(np.arange(num_parts), heavy)
+    # Of large parts other samples in each turn.
+    count = min(size, _MAX_TRIED)
+    tried = (np.arange(count) * size // count + turn) % size
+    for component in loads[uneven]:
+        heavy = int(component.argmax())
+        others = np.argsort(component, kind="stable")[:_MAX_OTHERS]
+        others = others[others != heavy]
         if not len(others):
             return False
-        mine, theirs = work[:, parts[heavy]], work[:, parts[others]]
+        mine, theirs = work[:, parts[heavy, tried]], work[:, parts[np.ix_(others, tried)]]
         # [component, mine, other part, theirs]: what moves to the heavy part.
         moved = theirs[:, None] - mine[:, :, None, None]
         after = np.maximum(loads[:, heavy, None, None, None] + moved, loads[:, None, others, None] - moved)
@@ -110,8 +125,8 @@ def _swap(work: np.ndarray, parts: np.ndarray) -> bool:
         found = np.maximum(after, rest.T[:, None, :, None]).sum(axis=0)
         at = int(found.argmin())
         if best is None or found.flat[at] < best[0]:
-            own, other, its = np.unravel_index(at, (size, len(others), size))
-            best = float(found.flat[at]), (heavy, int(own), int(others[other]), int(its))
+            mine_at, other, its_at = np.unravel_index(at, (count, len(others), count))
+            best = float(found.flat[at]), (heavy, int(tried[mine_at]), int(others[other]), int(tried[its_at]))
     if best is None or best[0] >= before * (1 - _LEAST_GAIN):
         return False
     heavy, own, other, its = best[1]
