@@ -235,8 +235,9 @@ def _is_there(medium: Any) -> bool:
 
 def _restored(row: Row) -> Any:
     """A sample as the dataset made it."""
-    kind = row.pop(_KIND, dict)
-    return row if kind is dict else kind(row)
+    kind = row.get(_KIND)
+    # A copy of it may be restored once more.
+    return row if kind is None else kind({name: value for name, value in row.items() if name != _KIND})
 
 
 def pads_nothing(trainer: Any) -> bool:
