@@ -372,7 +372,7 @@ def test_pictures_and_text_alone(lines, tmp_path, quiet, monkeypatch):
 
 
 def test_samples_of_every_kind(tmp_path, quiet):
-    """What a row is and holds stays; one token a picture is refused; a number named as an image is none."""
+    """A sample keeps its type and what it holds. One token a picture is refused. `image_id` is no picture."""
     from transformers import BatchEncoding, Trainer
 
     samples = tiny_text.Samples(8)

@@ -10,7 +10,6 @@ afterwards, within their optimizer step.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import torch
 
 from dflop.integrations.generated_rows import cut, join
 from dflop.integrations.spread import Spread
-from dflop.integrations.text_alone import handles_of, is_sharded_by_fsdp2, meeting_in_evaluation
+from dflop.integrations.text_alone import is_sharded_by_fsdp2, meeting_in_evaluation, paused
 from dflop.integrations.trainer_loss import check_degree, gather_uneven, uneven_error
 
 if TYPE_CHECKING:
@@ -117,9 +116,7 @@ def _loss(trainer: Any, generations: _Generations, theirs: Any, *given: Any, **n
 def _generated(trainer: Any, theirs: Any, *given: Any, **named: Any) -> Any:
     """What stands in for `_generate`."""
     # The model is in training mode there, and a rank calls it as often as its longest answer has tokens.
-    with ExitStack() as stack:
-        for handle in handles_of(trainer.model):
-            stack.enter_context(handle.paused())
+    with paused(trainer.model):
         return theirs(*given, **named)
 
 

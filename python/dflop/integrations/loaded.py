@@ -36,7 +36,7 @@ _LABELS = ("labels", "shift_labels")
 """What the loss is of, by the names that transformers has for it."""
 
 _KIND = "dflop_kind"
-"""Which mapping a sample is, if it is no dictionary."""
+"""Where a sample keeps its type while it travels, if it is another mapping than a dictionary."""
 
 _CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflop.integrations.yaml_options import balance_as_asked, checked
+from dflop.integrations.yaml_options import balance_as_asked, checked, split_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,7 +114,7 @@ class _Waits(MetaPathFinder):
 
 
 def _check(trainer: Any, asked: dict[str, Any]) -> None:
-    lines = [name for name in ("balance_encoder", "remove_padding") if asked.get(name)]
+    lines = sorted(split_lines(asked)[0])
     if lines and getattr(trainer, "model_init", None) is not None:
         message = (
             f"the trainer makes its model in `train` (`model_init`), and `{lines[0]}` is for a model that is "
@@ -124,7 +124,7 @@ def _check(trainer: Any, asked: dict[str, Any]) -> None:
 
 
 def _said(trainer: Any, asked: dict[str, Any]) -> str:
-    lines = ["balanced batches", *(name for name in ("balance_encoder", "remove_padding") if asked.get(name))]
+    lines = ["balanced batches", *sorted(split_lines(asked)[0])]
     try:
         size = f"{len(trainer.train_dataset):,} samples"
     except TypeError:

@@ -20,7 +20,7 @@ from swift.rl_core.data import GRPOBatch, GRPOSample  # pyright: ignore[reportMi
 from swift.rlhf_trainers.utils import encode_sample  # pyright: ignore[reportMissingImports]
 
 from dflop.integrations.spread import Spread
-from dflop.integrations.text_alone import handles_of, is_sharded_by_fsdp2, meeting_in_evaluation
+from dflop.integrations.text_alone import is_sharded_by_fsdp2, meeting_in_evaluation, paused
 from dflop.integrations.trainer_loss import uneven_error
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ def balance_generations_of_swift(trainer: Any, *, is_padded: bool | None = None)
 def _generated(trainer: Any, theirs: Any, *given: Any, **named: Any) -> Any:
     """What stands in for `_generate_completions`."""
     # A rank calls the model as often as its longest answer has tokens.
-    with ExitStack() as stack:
-        for handle in handles_of(trainer.model):
-            stack.enter_context(handle.paused())
+    with paused(trainer.model):
         return theirs(*given, **named)
 
 

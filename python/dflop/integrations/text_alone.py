@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.fsdp import FSDPModule
@@ -150,6 +150,19 @@ def handles_of(model: nn.Module) -> list[Any]:
 
     found = [handle for module in model.modules() if (handle := handle_of(module)) is not None]
     return list(dict.fromkeys(found))
+
+
+@contextmanager
+def paused(model: nn.Module) -> Iterator[None]:
+    """Ranks do not meet in the towers of a model: for generation, which calls it unequally often on each.
+
+    Args:
+        model: of transformers, in training mode or not.
+    """
+    with ExitStack() as stack:
+        for handle in handles_of(model):
+            stack.enter_context(handle.paused())
+        yield
 
 
 def waits_for_encoder(model: nn.Module) -> bool:
