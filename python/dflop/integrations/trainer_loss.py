@@ -166,8 +166,26 @@ def check_loss(trainer: Any) -> None:
             "of TRL's trainers `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `GRPOTrainer`, `RLOOTrainer`, "
             "`ORPOTrainer` and `CPOTrainer` can be balanced"
         )
+    if wrong is None:
+        wrong = _wrong_of_parts(trainer)
     if wrong is not None:
         raise uneven_error(trainer, wrong)
+
+
+def _wrong_of_parts(trainer: Any) -> str | None:
+    """What is wrong with the loss where each rank of a group has a part of each row."""
+    sp, cp = (int(getattr(trainer, name, lambda: 1)()) for name in ("get_sp_size", "get_cp_size"))
+    if sp > 1:
+        return (
+            f"`sp_size` of its `parallelism_config` is {sp}, must be 1: with it the loss is a mean of each "
+            "microbatch"
+        )
+    if cp > 1 and trainer.compute_loss_func is None and not divides_by_tokens(trainer):
+        return (
+            f"`cp_size` of its `parallelism_config` is {cp}, must be 1 for this model: its loss takes no "
+            "`num_items_in_batch`, and the one that stands in for it needs whole rows"
+        )
+    return None
 
 
 def uneven_error(trainer: Any, wrong: str) -> ValueError:
