@@ -34,7 +34,7 @@ TEMPLATE = (
 )
 
 
-def write_model(folder):
+def write_model(folder, num_key_value_heads=1):
     """A tiny LLaVA 1.5 with weights and processor; every byte of text is a token."""
     import torch
     from tokenizers import AddedToken
@@ -64,7 +64,7 @@ def write_model(folder):
     text = {
         **sizes,
         "model_type": "llama",
-        "num_key_value_heads": 1,
+        "num_key_value_heads": num_key_value_heads,
         "vocab_size": len(tokenizer),
         "tie_word_embeddings": False,
     }
