@@ -234,10 +234,10 @@ def _is_there(medium: Any) -> bool:
 
 
 def _restored(row: Row) -> Any:
-    """A sample as the dataset made it."""
+    """A sample as the dataset made it; a copy, as it may be restored once more and a collation may empty it."""
+    held = {name: value for name, value in row.items() if name != _KIND}
     kind = row.get(_KIND)
-    # A copy of it may be restored once more.
-    return row if kind is None else kind({name: value for name, value in row.items() if name != _KIND})
+    return held if kind is None else kind(held)
 
 
 def pads_nothing(trainer: Any) -> bool:

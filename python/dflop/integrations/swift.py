@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from accelerate.data_loader import prepare_data_loader
+
 # Of ms-swift, whose own versions of everything stand apart from ours.
 from swift.callbacks import TrainerCallback, callbacks_map  # pyright: ignore[reportMissingImports]
 
@@ -17,6 +19,7 @@ import dflop
 from dflop.integrations.generations import is_generating
 from dflop.integrations.row_costs import costs_of_answers, costs_of_rows
 from dflop.integrations.trainer_loss import is_of_pairs
+from dflop.integrations.transformers import is_known_late
 from dflop.integrations.yaml_options import balance_as_asked, checked
 
 if TYPE_CHECKING:
@@ -39,13 +42,14 @@ def register(
             when it reads). None: they are counted from those rows by `costs_of_rows`, each as the chat that
             its `messages` and media are.
         model_dir: the directory whose processor counts them. None: the processor of ms-swift's template.
+            With `--streaming`, as with GRPO, neither is given: samples are counted when they are there.
         **options: `balance_encoder=True` and `remove_padding=True` take the second and the third line too;
             others are those of `balance`, as `giant_llm_cost`.
 
     Returns:
         The callback's class. When training starts it raises ValueError for what cannot be balanced: packing,
-        streaming, sequence parallelism, `--group_by_length`, and what `balance` refuses. With GRPO
-        it refuses costs too: samples are counted when they are generated.
+        sequence parallelism, `--group_by_length`, a stream of pairs or of GRPO's prompts, and what `balance`
+        refuses.
 
     Raises:
         ValueError: an option that is not known.
@@ -62,8 +66,10 @@ def register(
             def train(*given: Any, **named: Any) -> Any:
                 _check(trainer)
                 pads = not trainer.template.padding_free
-                if is_generating(trainer):
-                    # What is generated is counted when it is there: `balance` refuses both.
+                if is_known_late(trainer):
+                    if not is_generating(trainer):
+                        _read_as_accelerate(trainer)
+                    # What is generated or read is counted when it is there: `balance` refuses both.
                     balance_as_asked(trainer, asked, costs, pads=pads, model_dir=model_dir)
                     return theirs(*given, **named)
                 shuffle = {"shuffle": trainer.args.train_dataloader_shuffle}
@@ -75,6 +81,24 @@ def register(
 
     callbacks_map[NAME] = Balanced
     return Balanced
+
+
+def _read_as_accelerate(trainer: Any) -> None:
+    """Gives a stream the loader of accelerate in place of ms-swift's: rank 0 reads for all in both.
+
+    `balance` knows accelerate's: samples leave rank 0 once, for where they are computed, and those behind the
+    last full round of batches, which ms-swift leaves out, are trained too.
+    """
+    theirs = trainer.get_train_dataloader
+
+    def get_train_dataloader() -> Any:
+        loader = theirs().base_dataloader
+        # ms-swift's is of batches of one rank, and here a batch is one of all ranks.
+        loader.prefetch_factor = trainer.args.dataloader_prefetch_factor if loader.num_workers else None
+        device = trainer.accelerator.device
+        return prepare_data_loader(loader, device, put_on_device=True, dispatch_batches=True)
+
+    trainer.get_train_dataloader = get_train_dataloader
 
 
 def _costs(trainer: Any, given: Any, model_dir: str | os.PathLike[str] | None) -> dflop.Costs:
@@ -128,8 +152,8 @@ def _check(trainer: Any) -> None:
         wrong = (
             "`--packing` makes one row of several samples: take `--padding_free true`, which keeps them apart"
         )
-    elif not hasattr(trainer.train_dataset, "__len__"):
-        wrong = "`--streaming` gives rows that nobody has counted: leave it out"
+    elif not hasattr(trainer.train_dataset, "__len__") and (is_of_pairs(trainer) or is_generating(trainer)):
+        wrong = "`--streaming` is set, leave it out: of streams those of `swift sft` alone are balanced"
     elif getattr(template, "sequence_parallel_size", 1) > 1:
         wrong = f"`--sequence_parallel_size` is {template.sequence_parallel_size}, must be 1"
     elif getattr(args, "group_by_length", False):
