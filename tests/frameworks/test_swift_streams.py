@@ -88,9 +88,7 @@ def test_two_ranks_train_what_one_process_trains(batch_size, accumulation, lines
     plugins = ("--external_plugins", "leave.py", "ids.py")
     losses = sft(folder, tmp_path / "one", 1, *of_sizes(whole, 1), *changes, *STREAM, *plugins)
     assert len(losses) == NUM_STEPS
-    found, sizes = balanced(
-        folder, tmp_path / "out", (*of_sizes(batch_size, accumulation), *changes), lines
-    )
+    found, sizes = balanced(folder, tmp_path / "out", (*of_sizes(batch_size, accumulation), *changes), lines)
     assert found == pytest.approx(losses, rel=1e-4)
     expected = weights(tmp_path / "one")
     before = load_file(folder / ("qwen" if changes == QWEN else "model") / "model.safetensors")

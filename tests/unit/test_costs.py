@@ -196,6 +196,11 @@ def test_the_llm_alone_keeps_places_and_sizes(folder, tmp_path):
     assert set(alone.encoder_ns) == {0}
     for column in ("llm_ns", "tokens", "bytes"):
         assert list(getattr(alone, column)) == list(getattr(found, column)), column
+    # Two ranks share the LLM's work: what each does of it is half as much beside the encoder's.
+    shared = found.of_groups(2)
+    assert list(shared.encoder_ns) == [2 * encoder for encoder in found.encoder_ns]
+    for column in ("positions", "llm_ns", "tokens", "bytes"):
+        assert list(getattr(shared, column)) == list(getattr(found, column)), column
     with pytest.warns(UserWarning, match="`costs`: 1 of 48 samples is bad and never comes"):
         sampler = BalancedBatchSampler(alone, 4)
     sampled = {index for batch in sampler for index in batch}

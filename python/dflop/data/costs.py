@@ -90,6 +90,21 @@ class Costs:
         native = self._native.with_costs([(0, llm_ns) for llm_ns in self.llm_ns])
         return Costs(native, num_extrapolated=self.num_extrapolated)
 
+    def of_groups(self, size: int) -> Costs:
+        """The same samples where `size` ranks share the LLM's work on each, and each computes the whole encoder.
+
+        So it is with tensor, context and sequence parallel of the LLM. The encoder's costs grow, in place of the
+        LLM's being divided: what is compared with the LLM's (`giant_llm_cost`) keeps its unit.
+
+        Args:
+            size: ranks of a group, at least 1.
+
+        Returns:
+            Costs with the positions, tokens and bytes of these.
+        """
+        pairs = [(encoder * size, llm) for encoder, llm in zip(self.encoder_ns, self.llm_ns, strict=True)]
+        return Costs(self._native.with_costs(pairs), num_extrapolated=self.num_extrapolated)
+
     def taken(self, order: Sequence[int]) -> Costs:
         """Costs of some of the samples, in an order of their own, for example of a dataset that was shuffled.
 

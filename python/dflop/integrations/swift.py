@@ -48,8 +48,8 @@ def register(
 
     Returns:
         The callback's class. When training starts it raises ValueError for what cannot be balanced: packing,
-        sequence parallelism, `--group_by_length`, a stream of pairs or of GRPO's prompts, and what `balance`
-        refuses.
+        `--group_by_length`, sequence parallel beside `remove_padding`, pairs or a stream, a stream of pairs
+        or of GRPO's prompts, and what `balance` refuses.
 
     Raises:
         ValueError: an option that is not known.
@@ -64,7 +64,7 @@ def register(
             theirs = trainer.train
 
             def train(*given: Any, **named: Any) -> Any:
-                _check(trainer)
+                _check(trainer, asked)
                 pads = not trainer.template.padding_free
                 if is_known_late(trainer):
                     if not is_generating(trainer):
@@ -144,7 +144,7 @@ def _before_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages[:end]
 
 
-def _check(trainer: Any) -> None:
+def _check(trainer: Any, asked: dict[str, Any]) -> None:
     """What of ms-swift's own has no place beside balanced batches."""
     template, args = trainer.template, trainer.args
     wrong = None
@@ -154,14 +154,27 @@ def _check(trainer: Any) -> None:
         )
     elif not hasattr(trainer.train_dataset, "__len__") and (is_of_pairs(trainer) or is_generating(trainer)):
         wrong = "`--streaming` is set, leave it out: of streams those of `swift sft` alone are balanced"
-    elif getattr(template, "sequence_parallel_size", 1) > 1:
-        wrong = f"`--sequence_parallel_size` is {template.sequence_parallel_size}, must be 1"
+    elif (size := getattr(template, "sequence_parallel_size", 1)) > 1 and (
+        why := _wrong_of_parts(trainer, asked)
+    ):
+        wrong = f"`--sequence_parallel_size` is {size}, must be 1 {why}"
     elif getattr(args, "group_by_length", False):
         wrong = "`--group_by_length` is set, leave it out: samples are chosen here"
     elif is_of_pairs(trainer):
         wrong = _wrong_of_pairs(trainer)
     if wrong is not None:
         raise ValueError(wrong)
+
+
+def _wrong_of_parts(trainer: Any, asked: dict[str, Any]) -> str | None:
+    """Where ranks that hold parts of the same rows cannot be."""
+    if asked.get("remove_padding"):
+        return "for `remove_padding=True`, which needs whole rows: leave one of them out"
+    if is_of_pairs(trainer):
+        return "for pairs"
+    if is_known_late(trainer):
+        return "where samples are balanced when they are there, which ranks would read several times"
+    return None
 
 
 def _wrong_of_pairs(trainer: Any) -> str | None:

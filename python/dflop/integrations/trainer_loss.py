@@ -89,7 +89,8 @@ def degree_of(trainer: Any) -> int:
         How many.
     """
     sizes = [getattr(trainer, f"get_{name}_size", None) for name in ("tp", "cp", "sp")]
-    degree = 1
+    # ms-swift cuts rows itself, and tells nobody else.
+    degree = int(getattr(getattr(trainer, "template", None), "sequence_parallel_size", None) or 1)
     for size in sizes:
         degree *= 1 if size is None else int(size())
     return degree

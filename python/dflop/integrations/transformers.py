@@ -20,6 +20,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from dflop.data.costs import costs as costs_of
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.generations import balance_generations, is_generating, is_of_swift
@@ -88,7 +89,8 @@ def balance(
     Args:
         trainer: of `transformers`, or made of it.
         costs: what `BalancedBatchSampler` takes, a sample of `train_dataset` each. None: they are counted
-            from its rows, by the parameters of the model (`dflop.integrations.costs_of_rows`).
+            from its rows, by the parameters of the model (`dflop.integrations.costs_of_rows`). Of ranks that
+            read the same rows (tensor, context, sequence parallel), each has its part of the LLM's.
         model_dir: where costs are counted, and the trainer holds no processor: the directory that has it.
         when_loaded: whether samples are balanced when they have been read; None: if `train_dataset` has no
             length. Then no costs are given, and of the options `is_padded` alone.
@@ -142,12 +144,15 @@ def balance(
     elif model_dir is not None:
         message = "`model_dir` is for costs that are counted, and `costs` are given: leave one out"
         raise ValueError(message)
-    num_ranks = args.world_size // degree_of(trainer)
+    degree = degree_of(trainer)
+    if degree > 1:
+        costs = costs_of(costs, batch_size=args.train_batch_size).of_groups(degree)
+    num_ranks = args.world_size // degree
     sampler = BalancedBatchSampler(
         costs,
         args.train_batch_size,
         num_ranks,
-        args.process_index // degree_of(trainer),
+        args.process_index // degree,
         num_buckets=num_ranks * args.gradient_accumulation_steps,
         **{
             "seed": args.seed if args.data_seed is None else args.data_seed,
