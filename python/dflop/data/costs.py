@@ -91,10 +91,10 @@ class Costs:
         return Costs(native, num_extrapolated=self.num_extrapolated)
 
     def of_groups(self, size: int) -> Costs:
-        """The same samples where `size` ranks share the LLM's work on each, and each computes the whole encoder.
+        """The same samples where `size` ranks share the LLM's work on each, and none the encoder's.
 
-        So it is with tensor, context and sequence parallel of the LLM. The encoder's costs grow, in place of the
-        LLM's being divided: what is compared with the LLM's (`giant_llm_cost`) keeps its unit.
+        So it is with tensor, context and sequence parallel of the LLM. The encoder's costs grow, in place of
+        the LLM's being divided: what is compared with the LLM's (`giant_llm_cost`) keeps its unit.
 
         Args:
             size: ranks of a group, at least 1.

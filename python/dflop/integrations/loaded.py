@@ -234,7 +234,7 @@ def _is_there(medium: Any) -> bool:
 
 
 def _restored(row: Row) -> Any:
-    """A sample as the dataset made it: a copy, because a collation may empty it, and it may be needed again."""
+    """A sample as the dataset made it; a copy, as a collation may empty it, and it may be needed again."""
     held = {name: value for name, value in row.items() if name != _KIND}
     kind = row.get(_KIND)
     return held if kind is None else kind(held)
