@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from dflop.integrations.collated import PADDING, CollatedAlone, join
 from dflop.integrations.row_costs import MEDIA_COLUMNS, check_expanded
 from dflop.integrations.sent_rows import exchange, own
 from dflop.integrations.spread import Spread
@@ -81,6 +82,16 @@ def _unpickled(rows: bytes) -> _Read:
     return _Read(pickle.loads(rows))  # noqa: S301 of a worker of this process
 
 
+class _Reader:
+    """Stands in for the collation of a loader: what a batch is made of is read, and collated later."""
+
+    def __init__(self, collate: Callable[[Sequence[Any]], Any], tokenizer: Any) -> None:
+        self.alone = CollatedAlone(collate, tokenizer)
+
+    def __call__(self, rows: Sequence[Any]) -> _Read:
+        return _Read(self.alone(rows))
+
+
 class _Nothing(IterableDataset[Any]):
     """What the ranks read for which the first one reads."""
 
@@ -114,8 +125,9 @@ class _Loaded:
             loader = self._of_first_rank(loader)
         # accelerate keeps PyTorch's own inside of its loader.
         inner = getattr(loader, "base_dataloader", loader)
-        if inner.collate_fn is not _Read:
-            self._collate, inner.collate_fn = inner.collate_fn, _Read
+        if not isinstance(inner.collate_fn, _Reader):
+            self._collate = inner.collate_fn
+            inner.collate_fn = _Reader(self._collate, self._trainer.processing_class)
         return loader
 
     def _of_first_rank(self, theirs: Any) -> Any:
@@ -171,9 +183,20 @@ class _Loaded:
         held = [mine for _, mine, _ in parts.of_rank(rows, rank, _CPU)]
         copies = self._copies(rows, parts, rank)
         return [
-            self._collate([_restored(row) for row in mine]) if mine else self._unlabelled(copies.pop())
+            self._collated([_restored(row) for row in mine]) if mine else self._unlabelled(copies.pop())
             for mine in held
         ]
+
+    def _collated(self, rows: list[Any]) -> Any:
+        """A microbatch."""
+        num_alone = sum(PADDING in row for row in rows)
+        if 0 < num_alone < len(rows):
+            message = (
+                f"{len(rows) - num_alone} of {len(rows)} samples of a microbatch have `input_ids`, must be "
+                "all or none"
+            )
+            raise ValueError(message)
+        return join(rows) if num_alone else self._collate(rows)
 
     def _copies(self, rows: list[Row], parts: Parts, rank: int) -> list[Row]:
         """A sample for each microbatch of this rank that has none: a stream ended, and there are too few."""
@@ -188,7 +211,7 @@ class _Loaded:
 
     def _unlabelled(self, row: Row) -> Any:
         """A microbatch of a sample that another one trains: ranks meet, and nothing is learnt from it."""
-        batch = self._collate([_restored(row)])
+        batch = self._collated([_restored(row)])
         names = [name for name in _LABELS if name in batch]
         if not names:
             message = "the collation gives no `labels`, must give them for microbatches of uneven counts"

@@ -1,0 +1,179 @@
+"""Streams of chats with pictures, of which the trainer's collation makes tokens and pixels: balanced when they are read."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import tiny_text
+import torch
+from ranks import free_port, results, run_ranks
+from test_trainers import TOLERANCE, as_launched, losses_of, trainer_arguments
+
+from dflop.integrations import balance_encoder, remove_padding
+from dflop.integrations.collated import CollatedAlone, join
+from dflop.integrations.trainer_loss import mean_over_tokens
+from dflop.integrations.transformers import balance
+
+NUM_RANKS = 2
+
+
+@pytest.fixture
+def vision(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "frameworks"))
+    import tiny_vision
+
+    return tiny_vision
+
+
+def chats(count):
+    """A third is of text alone; the number of pictures, their sizes and the answers differ."""
+    from PIL import Image
+
+    draw = random.Random(0)
+    for _ in range(count):
+        sizes = [
+            (draw.randrange(28, 120), draw.randrange(28, 90)) for _ in range(draw.choice([0, 0, 1, 1, 2, 3]))
+        ]
+        pictures = [Image.frombytes("RGB", (w, h), draw.randbytes(3 * w * h)) for w, h in sizes]
+        answer = "a" * (2 + int(draw.lognormvariate(2.5, 0.9)))
+        turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": answer}]
+        yield {"messages": turns, "images": pictures}
+
+
+@pytest.mark.parametrize(
+    ("lines", "options"),
+    [
+        ("first", {"dataloader_num_workers": 1, "gradient_accumulation_steps": 2}),
+        ("all", {"gradient_accumulation_steps": 1}),
+    ],
+    ids=["first", "all"],
+)
+def test_trl_on_a_stream_of_chats(lines, options, vision, tmp_path, quiet):
+    """`SFTTrainer` with its own collation: parameters and losses are those without the line, and pictures travel."""
+    import datasets
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from trl import SFTConfig, SFTTrainer
+
+    model_dir, port = vision.write_model(tmp_path / "model"), free_port()
+
+    def run(rank):
+        as_launched(rank, port)
+        found = []
+        for is_balanced in (False, True):
+            stream = datasets.IterableDataset.from_generator(lambda: chats(24))
+            given = trainer_arguments(
+                tmp_path / f"out{rank}",
+                max_steps=2,
+                learning_rate=0.05,
+                per_device_train_batch_size=3,
+                ddp_find_unused_parameters=True,
+                **options,
+            )
+            config = SFTConfig(
+                **{
+                    **{
+                        name: value
+                        for name, value in given.to_dict().items()
+                        if name in SFTConfig.__dataclass_fields__
+                        and name not in ("logging_dir", "hub_token", "push_to_hub_token", "warmup_ratio")
+                    },
+                    "bf16": False,
+                    "gradient_checkpointing": False,
+                    "max_length": None,
+                    # Else rank 0 reads for all, and transformers refuses batches that differ in width.
+                    "accelerator_config": {"dispatch_batches": is_balanced and lines == "all"},
+                }
+            )
+            model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=torch.float32)
+            processor = AutoProcessor.from_pretrained(model_dir)
+            trainer = SFTTrainer(model, args=config, train_dataset=stream, processing_class=processor)
+            if is_balanced:
+                if lines == "all":
+                    balance_encoder(trainer.model)
+                    remove_padding(trainer.model)
+                balance(trainer)
+            else:
+                # Qwen2.5-VL itself takes a mean of each microbatch, not over the tokens of the step.
+                trainer.compute_loss_func = mean_over_tokens
+            work, step = [], trainer.training_step
+
+            def training_step(model, inputs, *given, step=step, work=work, **named):
+                work.append((int(inputs["attention_mask"].sum()), len(inputs.get("pixel_values", ()))))
+                return step(model, inputs, *given, **named)
+
+            trainer.training_step = training_step
+            trainer.train()
+            parameters = {name: one.detach().clone() for name, one in trainer.model.named_parameters()}
+            found.append((losses_of(trainer), parameters, work))
+        return found
+
+    ranks = results(run_ranks(NUM_RANKS, run, tmp_path / "ranks", timeout_s=280))
+    for theirs, ours in ranks:
+        assert len(theirs[0]) == 2
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
+        assert tiny_text.difference(ours[1], theirs[1]) <= TOLERANCE
+    works = [torch.tensor([rank[arm][2] for rank in ranks]) for arm in (0, 1)]
+    # All tokens and patches are there, elsewhere.
+    assert torch.equal(works[0].sum(dim=(0, 1)), works[1].sum(dim=(0, 1)))
+    assert not torch.equal(works[0], works[1])
+
+
+def pad(rows, side="right", step=1):
+    width = -(-max(len(row) for row in rows) // step) * step
+    found = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros_like(found)
+    for row, ids, real in zip(rows, found, mask, strict=True):
+        place = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+        ids[place] = torch.tensor(row)
+        real[place] = 1
+    labels = found.masked_fill(mask == 0, -100)
+    return {"input_ids": found, "attention_mask": mask, "labels": labels}
+
+
+ROWS = [[3, 4, 5], [6], [7, 8], [9, 9, 9, 9]]
+
+
+class Left:
+    """A tokenizer that pads on the left."""
+
+    padding_side, pad_token_id = "left", 0
+
+
+def test_padding_is_that_of_the_collation():
+    """On the left where the tokenizer pads there, and to a multiple."""
+    alone = CollatedAlone(lambda rows: pad(rows, "left"), Left())
+    together = join(alone(ROWS))
+    expected = pad(ROWS, "left")
+    assert together.keys() == expected.keys()
+    assert all(torch.equal(together[name], expected[name]) for name in expected)
+
+    class Eights:
+        pad_to_multiple_of = 8
+
+        def __call__(self, rows):
+            return pad(rows, step=8)
+
+    assert torch.equal(join(CollatedAlone(Eights(), None)(ROWS))["labels"], Eights()(ROWS)["labels"])
+
+
+@pytest.mark.parametrize(
+    ("collate", "message"),
+    [
+        (lambda rows: pad(rows, "left"), "`input_ids` of two samples together is"),
+        (lambda rows: {**pad(rows), "number": torch.tensor([len(rows)])}, "`number` of two samples together"),
+        (lambda rows: {**pad(rows), "names": ["a"] * len(rows)}, "the collation gives `names` as a `list`"),
+        (list, "the collation gives a `list` without `input_ids`"),
+    ],
+    ids=["side", "count", "list", "none"],
+)
+def test_collations_that_cannot_be_taken_apart(collate, message):
+    """Told with the second sample at the latest, before anything is trained of it."""
+    with pytest.raises(ValueError, match=message):
+        CollatedAlone(collate, None)(ROWS)
+
+
+def test_samples_with_tokens_are_left_alone():
+    rows = [{"input_ids": [1]}, {"input_ids": [2]}]
+    assert CollatedAlone(pad, None)(rows) == rows
