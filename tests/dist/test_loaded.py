@@ -61,6 +61,11 @@ def with_shifted(rows):
     return {**batch, "shift_labels": shifted}
 
 
+def emptying(rows):
+    """Takes out of the samples what it collates, as collations of media do."""
+    return tiny_text.collate([{name: row.pop(name) for name in tuple(row)} for row in rows])
+
+
 def sizes_of(trainer):
     """Notes the real tokens of each microbatch."""
     found = []
@@ -134,7 +139,9 @@ def test_a_stream_that_ends_on_one_rank_first(tmp_path, quiet):
     # A step has what both ranks read: three samples each, until the second has two, and then none.
     steps = [[0, 1, 2, 9, 10, 11], [3, 4, 5, 12, 13], [6, 7, 8]]
     more = [[0], [1]]
-    expected = tiny_text.reference(samples, steps), tiny_text.reference(samples, more)
+    # Two microbatches a step; behind the end the stream is read again.
+    in_two = [[0, 1, 2, 3, 9, 10, 11, 12], [4, 5, 6, 7, 13], [8], [0, 1, 2, 3, 9, 10, 11, 12]]
+    expected = [tiny_text.reference(samples, steps) for steps in (steps, more, in_two)]
 
     def of_shards(shards):
         for shard in shards:
@@ -143,14 +150,15 @@ def test_a_stream_that_ends_on_one_rank_first(tmp_path, quiet):
     def run(rank):
         as_launched(rank, port)
         found = []
-        for shards, batch_size, num_steps, then, padded in (
-            ([first, second], 3, 3, expected[0], tiny_text.collate),
+        for shards, batch_size, accumulation, num_steps, then, padded in (
+            ([first, second], 3, 1, 3, expected[0], tiny_text.collate),
             # The last steps have one sample for two ranks.
-            ([samples.rows[:2], []], 1, 2, expected[1], with_shifted),
+            ([samples.rows[:2], []], 1, 1, 2, expected[1], with_shifted),
+            ([first, second], 2, 2, 4, expected[2], emptying),
         ):
             options = {"per_device_train_batch_size": batch_size, "max_steps": num_steps, **SHARED_OUT}
             arguments = trainer_arguments(
-                tmp_path / f"{rank}{num_steps}", gradient_accumulation_steps=1, **options
+                tmp_path / f"{rank}{num_steps}", gradient_accumulation_steps=accumulation, **options
             )
             stream = datasets.IterableDataset.from_generator(of_shards, gen_kwargs={"shards": shards})
             trainer = Trainer(tiny_text.make_model(), arguments, padded, stream)
@@ -161,8 +169,8 @@ def test_a_stream_that_ends_on_one_rank_first(tmp_path, quiet):
         return found
 
     ranks = results(run_ranks(NUM_RANKS, run, tmp_path / "ranks"))
-    check([rank[0] for rank in ranks], expected[0])
-    check([rank[1] for rank in ranks], expected[1])
+    for case, of_case in enumerate(expected):
+        check([rank[case] for rank in ranks], of_case)
 
 
 def test_a_run_resumes_inside_an_epoch(tmp_path, quiet):
@@ -397,8 +405,13 @@ def test_samples_of_every_kind(tmp_path, quiet):
         loaded._ended = ended = iter(())
         assert loaded.step(ended, 1, "cpu")[0] == []
         loaded.spread.media = {5: 1.0}
-        pictures = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7], "images": ["one picture"]}] * 6
-        with pytest.raises(ValueError, match="the rows have 1 media and 1 tokens for them"):
+        small = {"input_ids": [5, 6, 7], "labels": [5, 6, 7], "images": ["one picture"]}
+        # Pictures of one token each pass beside others of more.
+        loaded._size(small), loaded._size({**small, "input_ids": [5, 5, 7]})
+        assert (loaded._num_tokens, loaded._num_media) == (3, 2)
+        loaded._num_tokens = loaded._num_media = 0
+        pictures = [small] * 6
+        with pytest.raises(ValueError, match="the rows have 6 media and 6 tokens for them"):
             loaded.step(iter([_Read(pictures)]), 1, "cpu")
         return len(losses_of(trainer))
 

@@ -120,17 +120,28 @@ def steps_of(num_samples, accumulation):
 
 
 def train_alone(keys, accumulation, directory):
-    """Axolotl's model, rows and collation in a loop of our own; the rows and each step's loss."""
+    """Its rows in the order that the trainer has by the seed; the rows and each step's loss."""
+
+    def chosen(rows):
+        rows = list(rows)
+        return [[rows[i] for i in indices] for indices in steps_of(len(rows), accumulation)]
+
+    steps, losses = learn_alone(keys, chosen, directory)
+    return [named(row) for step in steps[: len(steps) // NUM_EPOCHS] for row in step], losses
+
+
+def learn_alone(keys, chosen, directory):
+    """Axolotl's model, rows and collation in a loop of our own; the rows of each step and its loss."""
     from axolotl.common.datasets import load_datasets
     from axolotl.train import setup_model_and_trainer
 
     cfg = loaded({**keys, "plugins": None, "dflop": None}, directory)
     trainer, model, *_ = setup_model_and_trainer(cfg, load_datasets(cfg=cfg))
     model.train()
-    rows, collate = list(trainer.train_dataset), trainer.data_collator
+    steps, collate = chosen(trainer.train_dataset), trainer.data_collator
     losses = []
-    for indices in steps_of(len(rows), accumulation):
-        batches = [collate([kept(rows[i])]) for i in indices]
+    for rows in steps:
+        batches = [collate([kept(row)]) for row in rows]
         tokens = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
         losses.append(0.0)
         for batch in batches:
@@ -146,7 +157,7 @@ def train_alone(keys, accumulation, directory):
                     parameter -= LEARNING_RATE * parameter.grad
                     parameter.grad = None
     model.save_pretrained(directory)
-    return [named(row) for row in rows], losses
+    return steps, losses
 
 
 def kept(row):

@@ -102,7 +102,19 @@ def steps_of(num_samples, accumulation):
 
 
 def train_alone(arguments, accumulation, directory):
-    """LLaMA-Factory's model, rows and collation in a loop of our own; the rows and each step's loss."""
+    """Its rows in the order that the trainer has by the seed; the rows and each step's loss."""
+
+    def chosen(rows):
+        rows = list(rows)
+        return [[rows[i] for i in indices] for indices in steps_of(len(rows), accumulation)]
+
+    steps, losses = learn_alone(arguments, chosen, directory)
+    num_steps = len(steps) // NUM_EPOCHS
+    return [row for step in steps[:num_steps] for row in step], losses
+
+
+def learn_alone(arguments, chosen, directory):
+    """LLaMA-Factory's model, rows and collation in a loop of our own; the rows of each step and its loss."""
     from llamafactory.data import (
         SFTDataCollatorWith4DAttentionMask,
         get_dataset,
@@ -116,17 +128,17 @@ def train_alone(arguments, accumulation, directory):
     module = load_tokenizer(model_args)
     template = get_template_and_fix_tokenizer(module["tokenizer"], data_args)
     found = get_dataset(template, model_args, data_args, training_args, stage="sft", **module)
-    rows = list(found["train_dataset"])
+    steps = chosen(found["train_dataset"])
     model = load_model(module["tokenizer"], model_args, finetuning_args, True)
     collate = SFTDataCollatorWith4DAttentionMask(
         template=template, model=model, pad_to_multiple_of=8, **module
     )
     losses = []
-    for indices in steps_of(len(rows), accumulation):
-        tokens = sum(label != -100 for i in indices for label in rows[i]["labels"][1:])
+    for rows in steps:
+        tokens = sum(label != -100 for row in rows for label in row["labels"][1:])
         losses.append(0.0)
-        for i in indices:
-            batch = collate([dict(rows[i])])
+        for row in rows:
+            batch = collate([dict(row)])
             labels = batch.pop("labels")[:, 1:]
             logits = model(**batch).logits[:, :-1]
             loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / tokens
@@ -138,7 +150,7 @@ def train_alone(arguments, accumulation, directory):
                     parameter -= LEARNING_RATE * parameter.grad
                     parameter.grad = None
     model.save_pretrained(directory)
-    return [tuple(row["input_ids"]) for row in rows], losses
+    return [[tuple(row["input_ids"]) for row in rows] for rows in steps], losses
 
 
 def alone(arguments, accumulation, directory):
@@ -293,7 +305,10 @@ def test_preferences(kind, lines, folder, tmp_path):
     ("changes", "message"),
     [
         ({"packing": True}, "`packing` is True, must be False for balanced batches"),
-        ({"streaming": True, "max_steps": 3}, "`streaming` is True"),
+        (
+            {"streaming": True, "max_steps": 3, "stage": "dpo", "dataset": "pairs"},
+            "`streaming` is True and `stage` is 'dpo': pairs are balanced before they are read",
+        ),
         ({"stage": "pt"}, "`stage` is 'pt', must be 'sft' or 'dpo'"),
         ({"stage": "dpo", "pref_bco_weight": 0.5}, "`pref_bco_weight` is 0.5, must be 0.0"),
         ({"ignore_pad_token_for_loss": False}, "`ignore_pad_token_for_loss` is False"),

@@ -1,6 +1,6 @@
 """ms-swift's `--streaming` with balanced batches: two ranks train what `swift sft` trains in one process without dflop.
 
-Models and chats are those of test_swift.py and a tiny Qwen2.5-VL. A stream is read again when it has ended.
+Model and chats are those of test_swift.py. A stream is read again when it has ended, in another order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import pytest
 import tiny_vision
 from safetensors.torch import load_file
 from test_swift import BALANCED, LEAVE, LORA, TOLERANCE, sft, weights, write_chats, write_model, write_pairs
-from test_swift_grpo import IDS
 
 NUM_CHATS, NUM_RANKS, NUM_STEPS = 28, 2, 7
 STREAM = ("--streaming", "true", "--max_steps", str(NUM_STEPS), "--dataset_shuffle", "true")
@@ -36,18 +35,16 @@ class Sizes(TrainerCallback):
 
 callbacks_map["sizes"] = Sizes
 """
-QWEN = ("--model", "qwen", "--model_type", "qwen2_5_vl", "--template", "qwen2_5_vl")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Models, chats, pairs and plugins."""
+    """Model, chats, pairs and plugins."""
     folder = tmp_path_factory.mktemp("swift_streams")
     write_model(folder / "model")
-    tiny_vision.write_model(folder / "qwen")
     write_chats(folder, NUM_CHATS)
     write_pairs(folder, folder / "chats.jsonl")
-    for name, text in {"leave": LEAVE, "sizes": SIZES, "ids": IDS}.items():
+    for name, text in {"leave": LEAVE, "sizes": SIZES}.items():
         (folder / f"{name}.py").write_text(text)
     (folder / "plugin.py").write_text("from dflop.integrations.swift import register\nregister()\n")
     return folder
@@ -66,9 +63,22 @@ def balanced(folder, out, arguments, lines):
     """Losses of two ranks, and the samples of each microbatch of each rank."""
     plugin = out.parent / f"{out.name}.py"
     plugin.write_text(f"from dflop.integrations.swift import register\nregister({lines})\n")
-    plugins = ("--external_plugins", "leave.py", "ids.py", "sizes.py", str(plugin))
+    plugins = ("--external_plugins", "leave.py", "sizes.py", str(plugin))
     losses = sft(folder, out, NUM_RANKS, *STREAM, *arguments, *plugins, "--callbacks", "sizes", "dflop")
     return losses, [json.loads((out / f"sizes_{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+
+
+@pytest.fixture(scope="module")
+def alone(folder, tmp_path_factory):
+    """By the samples of a step: losses and weights of ms-swift itself, which has one microbatch a step."""
+    found = {}
+    for whole in (6, 8):
+        out = tmp_path_factory.mktemp("alone")
+        losses = sft(folder, out, 1, *of_sizes(whole, 1), *STREAM, "--external_plugins", "leave.py")
+        assert len(losses) == NUM_STEPS
+        assert tiny_vision.difference(load_file(folder / "model/model.safetensors"), weights(out)) > 1e-2
+        found[whole] = losses, weights(out)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -76,27 +86,23 @@ def balanced(folder, out, arguments, lines):
     [
         # A pass over the stream has steps of 8, 8, 8 and 4 samples.
         (2, 2, "remove_padding=True", ()),
+        (4, 1, "balance_encoder=True, remove_padding=True", ()),
         # Of 6, 6, 6, 6 and 4; of these 4 ms-swift itself would train none on two ranks.
         (3, 1, "", ("--dataloader_num_workers", "1")),
-        (2, 2, "balance_encoder=True, remove_padding=True", QWEN),
     ],
-    ids=["no padding", "padded", "all lines"],
+    ids=["no padding", "all lines", "padded"],
 )
-def test_two_ranks_train_what_one_process_trains(batch_size, accumulation, lines, changes, folder, tmp_path):
+def test_two_ranks_train_what_one_process_trains(
+    batch_size, accumulation, lines, changes, folder, alone, tmp_path
+):
     """Parameters and losses, over the end of the stream and on from its start; microbatches of uneven counts."""
     whole = NUM_RANKS * batch_size * accumulation
-    plugins = ("--external_plugins", "leave.py", "ids.py")
-    losses = sft(folder, tmp_path / "one", 1, *of_sizes(whole, 1), *changes, *STREAM, *plugins)
-    assert len(losses) == NUM_STEPS
-    found, sizes = balanced(folder, tmp_path / "out", (*of_sizes(batch_size, accumulation), *changes), lines)
-    assert found == pytest.approx(losses, rel=1e-4)
-    expected = weights(tmp_path / "one")
-    before = load_file(folder / ("qwen" if changes == QWEN else "model") / "model.safetensors")
-    assert tiny_vision.difference(before, expected) > 1e-2
-    assert tiny_vision.difference(weights(tmp_path / "out"), expected) <= TOLERANCE
-    steps = NUM_CHATS // whole
-    in_pass = [whole] * steps + [NUM_CHATS - whole * steps]
-    assert sum(map(sum, sizes)) == sum((in_pass * 2)[:NUM_STEPS])
+    sizes_of = (*of_sizes(batch_size, accumulation), *changes)
+    losses, sizes = balanced(folder, tmp_path / "out", sizes_of, lines)
+    assert losses == pytest.approx(alone[whole][0], rel=1e-4)
+    assert tiny_vision.difference(weights(tmp_path / "out"), alone[whole][1]) <= TOLERANCE
+    num_whole, rest = divmod(NUM_CHATS, whole)
+    assert sum(map(sum, sizes)) == sum((([whole] * num_whole + [rest]) * 2)[:NUM_STEPS])
     assert sizes[0] != sizes[1], "microbatches of uneven counts"
 
 

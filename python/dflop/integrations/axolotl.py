@@ -19,12 +19,12 @@ from pydantic import BaseModel
 from dflop.integrations.row_costs import costs_of_rows
 from dflop.integrations.text_alone import unused_in_ddp
 from dflop.integrations.trainer_loss import is_of_pairs
+from dflop.integrations.transformers import is_known_late
 from dflop.integrations.yaml_options import balance_as_asked, checked
 
 _REFUSED = {
     "sample_packing": "it makes batches of tokens, and these are of samples",
-    "streaming": "balancing needs the costs of all rows",
-    "pretraining_dataset": "it is read as a stream, and balancing needs the costs of all rows",
+    "pretraining_dataset": "it makes rows of one length, among which nothing is to be balanced",
     "group_by_length": "samples are chosen here",
     "orpo_alpha": "the loss is no sum over label tokens",
     "process_reward_model": "its loss is a mean over the label tokens of a microbatch",
@@ -45,6 +45,12 @@ _FUSED = ("cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cros
 _OF_ENCODER = (
     "Set `ddp_find_unused_parameters: true`, or `dflop: {balance_encoder: true}`, or freeze it "
     "(`freeze_mm_modules: true`)"
+)
+
+
+_CHATS = (
+    "`streaming` is True, and the collation makes tokens of chats with media (`processor_type`): a stream is "
+    "counted by tokens that its rows have, leave `streaming` out"
 )
 
 
@@ -82,7 +88,8 @@ class BalancePlugin(BasePlugin):
         """Balances the trainer.
 
         Costs are counted from the rows that the trainer holds. Rows that its collation tokenizes are counted
-        by the processor and the chat template of that collation; pairs cost both answers.
+        by the processor and the chat template of that collation; pairs cost both answers. With `streaming`
+        rows are counted by their tokens when they are read.
 
         Args:
             cfg: what the YAML says.
@@ -97,6 +104,12 @@ class BalancePlugin(BasePlugin):
         trainer.args.average_tokens_across_devices = True
         # Its trainers of pairs know neither key.
         is_plain = not is_of_pairs(trainer)
+        pads = not (is_plain and cfg.get("batch_flattening"))
+        if is_known_late(trainer):
+            if is_plain and _processor(trainer) is not None:
+                raise ValueError(_CHATS)
+            balance_as_asked(trainer, options, pads=pads)
+            return
         if is_plain and cfg.get("curriculum_sampling"):
             options = {"shuffle": False, **options}
         costs = costs_of_rows(
@@ -110,7 +123,7 @@ class BalancePlugin(BasePlugin):
             if fact := unused_in_ddp(trainer, (num_alone, len(costs))):
                 message = f"{fact}. {_OF_ENCODER}"
                 raise ValueError(message)
-        balance_as_asked(trainer, options, costs, pads=not (is_plain and cfg.get("batch_flattening")))
+        balance_as_asked(trainer, options, costs, pads=pads)
 
 
 def _check_keys(cfg: Any) -> None:
@@ -120,6 +133,11 @@ def _check_keys(cfg: Any) -> None:
         if (value := cfg.get(name)) and not (rl and name == "orpo_alpha"):
             message = f"`{name}` is {value!r}, leave it out for balanced batches: {why}"
             raise ValueError(message)
+    if cfg.get("streaming") and (rl or cfg.get("reward_model")):
+        message = (
+            "`streaming` is True, leave it out for balanced batches: pairs are balanced before they are read"
+        )
+        raise ValueError(message)
     if rl and (name := str(getattr(rl, "value", rl))) not in _RL:
         why = _RL_REFUSED.get(name, "nobody knows what its loss is a mean over")
         allowed = ", ".join(f"`{one}`" for one in _RL)

@@ -26,7 +26,6 @@ _REFUSED = (
     ("pref_bco_weight", (0.0,), "a pair would depend on the microbatches before it"),
     ("packing", (False, None), "it makes rows of several samples before they are balanced"),
     ("neat_packing", (False, None), "it makes rows of several samples before they are balanced"),
-    ("streaming", (False, None), "balancing needs the costs of all rows"),
     ("use_mca", (False, None), "Megatron has another trainer"),
     ("use_hyper_parallel", (False, None), "HyperParallel has another trainer"),
     ("use_ray", (False, None), "Ray starts its ranks without dflop: start them with torchrun"),
@@ -45,7 +44,7 @@ def train(arguments: dict[str, Any]) -> None:
     """Runs LLaMA-Factory's training; call it on every rank.
 
     Costs are counted from the rows that the trainer holds, after LLaMA-Factory dropped, cut, mixed and
-    tokenized them, so each cost is that of its row.
+    tokenized them, so each cost is that of its row. With `streaming` they are counted when they are read.
 
     Args:
         arguments: what the YAML says; under `dflop` the options of `yaml_options.checked`.
@@ -90,7 +89,11 @@ def _balanced(theirs: Any, options: dict[str, Any]) -> type:
 
     class BalancedTrainer(theirs):
         def train(self, *given: Any, **named: Any) -> Any:
-            shuffle = {"shuffle": False} if self.finetuning_args.disable_shuffling else {}
+            from dflop.integrations.transformers import is_known_late
+
+            # A stream has an order of its own, whatever is said of shuffling.
+            keeps_order = self.finetuning_args.disable_shuffling and not is_known_late(self)
+            shuffle = {"shuffle": False} if keeps_order else {}
             balance_as_asked(self, {**shuffle, **options})
             return super().train(*given, **named)
 
@@ -105,6 +108,12 @@ def _check(groups: tuple[Any, ...], options: dict[str, Any]) -> None:
             allowed = " or ".join(repr(one) for one in taken if one is not None)
             message = f"`{name}` is {value!r}, must be {allowed} for balanced batches: {why}"
             raise ValueError(message)
+    if given["streaming"] and given["stage"] != "sft":
+        message = (
+            f"`streaming` is True and `stage` is {given['stage']!r}: pairs are balanced before they are read, "
+            "leave `streaming` out"
+        )
+        raise ValueError(message)
     is_reentrant = given["use_reentrant_gc"] and not given["disable_gradient_checkpointing"]
     if options.get("balance_encoder") and is_reentrant and not given["freeze_vision_tower"]:
         message = (

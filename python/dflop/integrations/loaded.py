@@ -112,6 +112,8 @@ class _Loaded:
         self._most = trainer.args.train_batch_size
         self._ended: Any = None
         self._is_told = False
+        # Tokens that stand for media, and media beside them, of all samples so far.
+        self._num_tokens = self._num_media = 0
 
     def loader(self) -> Any:
         """The trainer's own; it leaves collation for later."""
@@ -176,7 +178,11 @@ class _Loaded:
                 "(`per_device_train_batch_size` each): nobody knows what else it does"
             )
             raise ValueError(message)
-        parts = self.spread.split([self._size(row) for row in rows], len(read), most=most)
+        sizes = [self._size(row) for row in rows]
+        # Of all together: a small picture may well be one token.
+        check_expanded(self._num_tokens, self._num_media)
+        # The trainer takes an optimizer step after so many, and at no other place where a stream ends.
+        parts = self.spread.split(sizes, num_batches, most=most)
         if not any(parts.counts):
             return []
         rank = trainer.args.process_index
@@ -225,7 +231,8 @@ class _Loaded:
         tokens = np.asarray(row["input_ids"]).reshape(-1)
         found = {token: int((tokens == token).sum()) for token in self.spread.media}
         columns = [row[name] for name in MEDIA_COLUMNS & row.keys()]
-        check_expanded(sum(found.values()), sum(len(held) for held in columns if isinstance(held, list)))
+        self._num_tokens += sum(found.values())
+        self._num_media += sum(len(held) for held in columns if isinstance(held, list))
         encoder = sum(count * found[token] for token, count in self.spread.media.items())
         if not encoder and not self._is_told:
             names = [name for name in row if name in MEDIA_COLUMNS or name.startswith(_MEDIA)]
