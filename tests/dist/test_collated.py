@@ -174,6 +174,22 @@ def test_collations_that_cannot_be_taken_apart(collate, message):
         CollatedAlone(collate, None)(ROWS)
 
 
+def test_media_are_compared_when_the_first_two_samples_come_that_have_some():
+    """Not only the first samples of all, which may be of text alone."""
+
+    def collate(rows):
+        batch = pad([row["text"] for row in rows])
+        media = [torch.ones(row["media"], 2) for row in rows if row["media"]]
+        # A mistake of two that have media: the first one's come last.
+        return {**batch, "pixel_values": torch.cat(media[::-1]) * len(media)} if media else batch
+
+    alone = CollatedAlone(collate, None)
+    rows = [{"text": text, "media": 0} for text in ROWS] + [{"text": [5], "media": 2}]
+    assert [len(row["input_ids"]) for row in alone(rows)] == [3, 1, 2, 4, 1]
+    with pytest.raises(ValueError, match=r"`pixel_values` of two samples together is \[5, 2\]"):
+        alone([{"text": [5], "media": 3}])
+
+
 def test_samples_with_tokens_are_left_alone():
     rows = [{"input_ids": [1]}, {"input_ids": [2]}]
     assert CollatedAlone(pad, None)(rows) == rows

@@ -3,7 +3,7 @@
 sample --(a worker of the loader)--> collated alone, padding cut off --(travels)--> joined with its microbatch
 
 So heavy collations stay in the workers of the loader. That joining gives what the collation gives of several
-samples is looked at with the first samples of each worker.
+samples is looked at with the first samples of each worker: with media and without, padded or not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class CollatedAlone:
         step = getattr(inner, "pad_to_multiple_of", None) or 1
         self._padding = (getattr(tokenizer, "pad_token_id", None) or 0, is_left, step)
         self._first: Any = None
-        self._is_checked = False
+        # What pairs of samples have been compared: padded ones, with media in both, in one, in none.
+        self._seen: set[str] = set()
 
     def __call__(self, rows: Sequence[Any]) -> list[Any]:
         """Samples as they are, or collated alone.
@@ -69,17 +70,24 @@ class CollatedAlone:
     def _alone(self, row: Any) -> Row:
         # Collations may change what they are given.
         found = self._cut(self._collate([copy.copy(row)]))
-        if not self._is_checked:
-            if self._first is None:
-                self._first = (copy.copy(row), found)
-            else:
-                self._check(row, found)
+        if self._first is None:
+            self._first = (copy.copy(row), found)
+            return found
+        alone = self._first[1]
+        has_media = [any(isinstance(value, Joined) for value in one.values()) for one in (alone, found)]
+        cases = {f"{sum(has_media)} with media"}
+        if len(alone["input_ids"]) != len(found["input_ids"]):
+            cases.add("padding")
+        if not cases <= self._seen:
+            self._check(row, found)
+            self._seen |= cases
+        if has_media == [False, True]:
+            self._first = (copy.copy(row), found)
         return found
 
     def _check(self, row: Any, found: Row) -> None:
-        """Compares with the collation of two samples; once of two lengths, which need padding."""
+        """Compares a sample and the first one, joined, with the collation of both."""
         first, alone = self._first
-        self._is_checked = len(alone["input_ids"]) != len(found["input_ids"])
         together = self._collate([copy.copy(first), copy.copy(row)])
         joined = join([alone, found])
         for name in dict.fromkeys([*together, *joined]):
