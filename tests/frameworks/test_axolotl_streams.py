@@ -57,7 +57,9 @@ def steps_of_stream(stream, step_size):
 )
 def test_ranks_train_what_one_process_does(batch_size, accumulation, lines, folder, tmp_path):  # noqa: F811
     """Parameters, losses and the texts of each step, over the end of the stream and on from its start."""
-    rows = [{"path": str(folder / "texts.jsonl"), "type": "chat_template", "ds_type": "json", "split": "train"}]
+    rows = [
+        {"path": str(folder / "texts.jsonl"), "type": "chat_template", "ds_type": "json", "split": "train"}
+    ]
     changes = {**TEXTS, "datasets": rows, "streaming": True, "max_steps": NUM_STEPS, **lines}
     sizes = {"micro_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
     keys = keys_of(folder, tmp_path / "out", **changes, **sizes)
@@ -86,7 +88,9 @@ def test_a_stream_of_chats_that_the_collation_tokenizes_is_refused(folder, tmp_p
 
     from dflop.integrations.axolotl import BalancePlugin
 
-    rows = [{"path": str(folder / "chats.jsonl"), "type": "chat_template", "ds_type": "json", "split": "train"}]
+    rows = [
+        {"path": str(folder / "chats.jsonl"), "type": "chat_template", "ds_type": "json", "split": "train"}
+    ]
     keys = keys_of(folder, tmp_path / "out", datasets=rows, streaming=True, max_steps=NUM_STEPS)
     for rank in train_on_ranks(keys, tmp_path / "ranks"):
         assert rank.status == 1

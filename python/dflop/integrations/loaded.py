@@ -241,7 +241,7 @@ def _is_there(medium: Any) -> bool:
 
 
 def _restored(row: Row) -> Any:
-    """A sample as the dataset made it; a copy, as it may be restored once more and a collation may empty it."""
+    """A sample as the dataset made it; a copy, as a collation may empty it, and it may be restored again."""
     held = {name: value for name, value in row.items() if name != _KIND}
     kind = row.get(_KIND)
     return held if kind is None else kind(held)
