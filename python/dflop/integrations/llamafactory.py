@@ -110,8 +110,8 @@ def _check(groups: tuple[Any, ...], options: dict[str, Any]) -> None:
             raise ValueError(message)
     if given["streaming"] and given["stage"] != "sft":
         message = (
-            f"`streaming` is True and `stage` is {given['stage']!r}: pairs are balanced before they are read, "
-            "leave `streaming` out"
+            f"`streaming` is True and `stage` is {given['stage']!r}: pairs are balanced before they are "
+            "read, leave `streaming` out"
         )
         raise ValueError(message)
     is_reentrant = given["use_reentrant_gc"] and not given["disable_gradient_checkpointing"]
