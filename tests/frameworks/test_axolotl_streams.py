@@ -82,18 +82,32 @@ def test_ranks_train_what_one_process_does(batch_size, accumulation, lines, fold
     assert sizes[0] != sizes[1], "microbatches of uneven counts"
 
 
-def test_a_stream_of_chats_that_the_collation_tokenizes_is_refused(folder, tmp_path):  # noqa: F811
-    """Before training; and pairs."""
+def test_chats_with_pictures(folder, tmp_path):  # noqa: F811
+    """The collation makes their tokens and pixels; here it does so one at a time, where a chat is read."""
+    rows = [
+        {"path": str(folder / "chats.jsonl"), "type": "chat_template", "ds_type": "json", "split": "train"}
+    ]
+    sizes = {"micro_batch_size": 3, "gradient_accumulation_steps": 1}
+    lines = {"dflop": {"balance_encoder": True, "remove_padding": True}}
+    keys = keys_of(
+        folder, tmp_path / "out", datasets=rows, streaming=True, max_steps=NUM_STEPS, **sizes, **lines
+    )
+    step_size = NUM_RANKS * sizes["micro_batch_size"]
+
+    def run_alone(_):
+        return learn_alone(keys, lambda rows: steps_of_stream(rows, step_size), tmp_path / "alone")[1]
+
+    (losses,) = results(run_ranks(1, run_alone, tmp_path / "alone/rank"))
+    for found, _ in results(train_on_ranks(keys, tmp_path / "ranks")):
+        assert found == pytest.approx(losses, rel=1e-4)
+    assert tiny_vision.difference(weights(tmp_path / "out"), weights(tmp_path / "alone")) <= TOLERANCE
+
+
+def test_a_stream_of_pairs_is_refused():
+    """Before anything is loaded."""
     from axolotl.utils.dict import DictDefault
 
     from dflop.integrations.axolotl import BalancePlugin
 
-    rows = [
-        {"path": str(folder / "chats.jsonl"), "type": "chat_template", "ds_type": "json", "split": "train"}
-    ]
-    keys = keys_of(folder, tmp_path / "out", datasets=rows, streaming=True, max_steps=NUM_STEPS)
-    for rank in train_on_ranks(keys, tmp_path / "ranks"):
-        assert rank.status == 1
-        assert "`streaming` is True, and the collation makes tokens of chats with media" in rank.stderr
     with pytest.raises(ValueError, match="`streaming` is True, leave it out for balanced batches: pairs"):
         BalancePlugin().register(DictDefault({"streaming": True, "rl": "dpo"}))

@@ -48,12 +48,6 @@ _OF_ENCODER = (
 )
 
 
-_CHATS = (
-    "`streaming` is True, and the collation makes tokens of chats with media (`processor_type`): a stream is "
-    "counted by tokens that its rows have, leave `streaming` out"
-)
-
-
 class BalanceArgs(BaseModel):
     """What the plugin adds to the keys of the YAML."""
 
@@ -106,8 +100,6 @@ class BalancePlugin(BasePlugin):
         is_plain = not is_of_pairs(trainer)
         pads = not (is_plain and cfg.get("batch_flattening"))
         if is_known_late(trainer):
-            if is_plain and _processor(trainer) is not None:
-                raise ValueError(_CHATS)
             balance_as_asked(trainer, options, pads=pads)
             return
         if is_plain and cfg.get("curriculum_sampling"):
