@@ -260,7 +260,7 @@ def test_a_run_resumes_inside_an_epoch(kind, folder, tmp_path):
 
 def test_all_lines(folder, tmp_path):
     """What the page says: the encoder is shared, and no padding is computed. Nothing else is then needed of DDP."""
-    section = PAGE.read_text().split("## Axolotl\n")[1]
+    section = PAGE.read_text().split("## Axolotl\n")[1].split("\n## ")[0]
     (said,) = re.findall(r"^```yaml\n(.*?)^```", section, flags=re.M | re.S)
     keys = keys_of(folder, tmp_path / "out", **yaml.safe_load(said), ddp_find_unused_parameters=False)
     assert keys["dflop"] == {"balance_encoder": True, "remove_padding": True}

@@ -15,6 +15,8 @@ from test_swift import BALANCED, LEAVE, LORA, TOLERANCE, sft, weights, write_cha
 NUM_CHATS, NUM_RANKS, NUM_STEPS = 28, 2, 7
 STREAM = ("--streaming", "true", "--max_steps", str(NUM_STEPS), "--dataset_shuffle", "true")
 STREAM += ("--shuffle_buffer_size", "10")
+# A stream has another order in a worker.
+WORKER = ("--dataloader_num_workers", "1")
 # Writes how many samples each microbatch of a rank had.
 SIZES = """
 import json
@@ -72,9 +74,10 @@ def balanced(folder, out, arguments, lines):
 def alone(folder, tmp_path_factory):
     """By the samples of a step: losses and weights of ms-swift itself, which has one microbatch a step."""
     found = {}
-    for whole in (6, 8):
+    for whole, changes in ((6, WORKER), (8, ())):
         out = tmp_path_factory.mktemp("alone")
-        losses = sft(folder, out, 1, *of_sizes(whole, 1), *STREAM, "--external_plugins", "leave.py")
+        given = (*of_sizes(whole, 1), *changes, *STREAM, "--external_plugins", "leave.py")
+        losses = sft(folder, out, 1, *given)
         assert len(losses) == NUM_STEPS
         assert tiny_vision.difference(load_file(folder / "model/model.safetensors"), weights(out)) > 1e-2
         found[whole] = losses, weights(out)
@@ -88,7 +91,7 @@ def alone(folder, tmp_path_factory):
         (2, 2, "remove_padding=True", ()),
         (4, 1, "balance_encoder=True, remove_padding=True", ()),
         # Of 6, 6, 6, 6 and 4; of these 4 ms-swift itself would train none on two ranks.
-        (3, 1, "", ("--dataloader_num_workers", "1")),
+        (3, 1, "", WORKER),
     ],
     ids=["no padding", "all lines", "padded"],
 )

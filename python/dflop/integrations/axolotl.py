@@ -24,7 +24,7 @@ from dflop.integrations.yaml_options import balance_as_asked, checked
 
 _REFUSED = {
     "sample_packing": "it makes batches of tokens, and these are of samples",
-    "pretraining_dataset": "it makes rows of one length, among which nothing is to be balanced",
+    "pretraining_dataset": "its rows have one length by default: take `datasets` with `streaming`",
     "group_by_length": "samples are chosen here",
     "orpo_alpha": "the loss is no sum over label tokens",
     "process_reward_model": "its loss is a mean over the label tokens of a microbatch",
