@@ -10,6 +10,8 @@ mod heif;
 mod image;
 mod isobmff;
 mod matroska;
+mod orientation;
+mod png_text;
 mod riff;
 mod source;
 mod tiff;
