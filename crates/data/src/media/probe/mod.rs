@@ -6,6 +6,7 @@
 //! are walked block by block, from header to header.
 
 mod audio;
+mod edit;
 mod heif;
 mod image;
 mod isobmff;
