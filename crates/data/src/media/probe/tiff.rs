@@ -85,11 +85,10 @@ fn first_directory(source: &mut Source<'_>, at: u64, end: u64) -> Result<Directo
         match tag {
             WIDTH => directory.width = entry_value(source, order, entry_at, is_big)?,
             HEIGHT => directory.height = entry_value(source, order, entry_at, is_big)?,
-            ORIENTATION => {
-                // To Pillow, bytes are no number.
-                let has_number = order.number(&source.bytes::<2>(entry_at + 2)?) != 1
-                    && order.number(&source.bytes::<4>(entry_at + 4)?) != 0;
-                let value = entry_value(source, order, entry_at, is_big)?.filter(|_| has_number);
+            // To Pillow an entry without values is none, and bytes are no number.
+            ORIENTATION if order.number(&source.bytes::<4>(entry_at + 4)?) != 0 => {
+                let is_number = order.number(&source.bytes::<2>(entry_at + 2)?) != 1;
+                let value = entry_value(source, order, entry_at, is_big)?.filter(|_| is_number);
                 directory.orientation = Some(value.and_then(|v| u16::try_from(v).ok()).unwrap_or(1));
             }
             XMP if !is_big => {
@@ -115,8 +114,9 @@ fn entry_value(
     let value = source.bytes::<4>(entry_at + if is_big { 12 } else { 8 })?;
     let num_bytes = match kind {
         1 => 1,
-        3 => 2,
-        4 => 4,
+        // Signed, too.
+        3 | 8 => 2,
+        4 | 9 => 4,
         // Eight bytes; a side of more than 32 bits is no side.
         16 if is_big => {
             let whole = order.number(&source.bytes::<8>(entry_at + 12)?);
