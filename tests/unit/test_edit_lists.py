@@ -1,4 +1,4 @@
-"""Clips that were cut without encoding: `dflop probe` against the frames that PyAV decodes, as training does."""
+"""What the edit list of an MP4 shows: `dflop probe` against what PyAV decodes, as training does."""
 
 import io
 import itertools
@@ -85,3 +85,45 @@ def test_frames_are_those_that_are_decoded(tmp_path):
     expected = {name: decoded(clip) for name, clip in clips.items()}
     assert len(set(expected.values())) > 10
     assert found == {name: count or None for name, count in expected.items()}
+
+
+def spoken(rate: int, num_samples: int) -> bytes:
+    """So many samples of sound in AAC, whose packets have 1,024."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="ipod") as container:
+        stream = container.add_stream("aac", rate=rate)
+        stream.layout = "mono"
+        for start in range(0, num_samples, 1024):
+            silence = np.zeros((1, min(1024, num_samples - start)), dtype=np.float32)
+            frame = av.AudioFrame.from_ndarray(silence, format="fltp", layout="mono")
+            frame.rate, frame.pts = rate, start
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def test_sounds_are_as_long_as_decoded(tmp_path):
+    """A decoder gives AAC in whole packets, behind the end that the edit list names, too."""
+    clips = {
+        f"{rate}-{num_samples}": spoken(rate, num_samples)
+        for rate in (16000, 44100)
+        for num_samples in (1024, 5000, 2 * rate, 2 * rate + 17, 30720)
+    }
+    # An edit without length shows nothing at all.
+    clips |= {
+        f"{name}-less-{by}": shortened(clip, by)
+        for name, clip in clips.items()
+        for by in (1, 30, 70)
+        if 1000 * int(name.split("-")[1]) > (by + 1) * int(name.split("-")[0])
+    }
+    for name, clip in clips.items():
+        (tmp_path / f"{name}.m4a").write_bytes(clip)
+    command = [sys.executable, "-m", "dflop", "probe", "--json", *(f"{name}.m4a" for name in clips)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    rows = {row["path"][:-4]: row for row in map(json.loads, done.stdout.splitlines())}
+    expected = {}
+    for name, clip in clips.items():
+        with av.open(io.BytesIO(clip)) as container:
+            expected[name] = sum(frame.samples for frame in container.decode(audio=0))
+    found = {name: round(row["duration_s"] * row["sample_rate"]) for name, row in rows.items()}
+    assert found == expected

@@ -1,4 +1,4 @@
-//! Which samples of an MP4 track its edit list shows: a clip that was cut without encoding keeps more than it shows.
+//! What of an MP4 track its edit list shows: a clip that was cut without encoding keeps more than it shows.
 
 use super::isobmff::Box4;
 use super::source::{Fault, Source};
@@ -31,9 +31,7 @@ impl Tables {
         let mut edits = Vec::new();
         for (ticks, start) in entries(source, list)? {
             let Some(start) = start else { continue };
-            // To the nearest tick of the media, as `FFmpeg` rounds.
-            let ticks = (2 * i128::from(ticks) * i128::from(timescale) + i128::from(movie_timescale))
-                / (2 * i128::from(movie_timescale));
+            let ticks = i128::from(rounded(ticks, timescale, movie_timescale));
             if ticks == 0 {
                 return Ok(None);
             }
@@ -75,6 +73,55 @@ impl Tables {
         }
         Ok(Some(shown))
     }
+}
+
+/// Ticks of the media that a decoder gives of a track of AAC, whose packets it decodes whole: the last one, too, where
+/// the edit list or the packet's own duration ends within it. None where packets differ, or where there are several
+/// edits: the durations of the tables hold then.
+pub(super) fn whole_packets(
+    tables: &Tables,
+    source: &mut Source<'_>,
+    movie_timescale: u32,
+    timescale: u32,
+) -> Result<Option<u64>, Fault> {
+    let Some(durations) = tables.durations else { return Ok(None) };
+    let num_runs = u64::from(source.u32_be(durations.body + 4)?);
+    let (mut num_packets, mut packet_ticks) = (0u64, 0u64);
+    for run in 0..num_runs {
+        let (count, ticks) = pair(source, durations.body + 8 + run * 8)?;
+        let ticks = u64::from(ticks);
+        if run == 0 {
+            packet_ticks = ticks;
+        } else if ticks > packet_ticks || (ticks < packet_ticks && (count, run + 1) != (1, num_runs)) {
+            return Ok(None);
+        }
+        num_packets = num_packets.saturating_add(count);
+    }
+    let Some(all) = num_packets.checked_mul(packet_ticks).filter(|&ticks| ticks > 0) else { return Ok(None) };
+    let edits = match tables.edits {
+        Some(list) => {
+            entries(source, list)?.into_iter().filter_map(|(ticks, start)| Some((ticks, start?))).collect()
+        }
+        None => Vec::new(),
+    };
+    let (start, end) = match (&edits[..], movie_timescale) {
+        ([], _) => (0, all),
+        (&[(ticks @ 1.., start)], 1..) => {
+            let ticks = rounded(ticks, timescale, movie_timescale);
+            let start = start.unsigned_abs();
+            (start, start.saturating_add(ticks))
+        }
+        _ => return Ok(None),
+    };
+    let shown = end.min(all).div_ceil(packet_ticks) * packet_ticks;
+    Ok(shown.checked_sub(start).filter(|&ticks| ticks > 0))
+}
+
+/// Ticks of the movie in ticks of the media: the nearest, as `FFmpeg` rounds.
+fn rounded(ticks: u64, timescale: u32, movie_timescale: u32) -> u64 {
+    let (timescale, movie_timescale) = (u128::from(timescale), u128::from(movie_timescale));
+    let nearest = (2 * u128::from(ticks) * timescale + movie_timescale) / (2 * movie_timescale);
+    u64::try_from(nearest).unwrap_or(u64::MAX)
 }
 
 /// Of the times `first`, `first + step`, ... those from `start` to before `end`.

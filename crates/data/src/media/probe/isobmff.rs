@@ -77,6 +77,9 @@ struct Track {
     tables: Tables,
     /// Samples of the tables that the edit list does not show.
     num_hidden: u64,
+    is_aac: bool,
+    /// What a decoder gives of AAC in whole packets; 0 where that is not known.
+    packets_ticks: u64,
     /// Of a sample in a fragment that says nothing.
     fragment_ticks: u32,
     width: u32,
@@ -97,6 +100,9 @@ impl Track {
     /// What is shown of them: an edit list may cut, as off the silence that an encoder needs to begin.
     fn shown_s(&self, movie_timescale: u32) -> Option<f64> {
         let media_s = self.media_s()?;
+        if self.packets_ticks > 0 {
+            return Some(self.packets_ticks as f64 / f64::from(self.timescale));
+        }
         let edited_s = self.edited_ticks as f64 / f64::from(movie_timescale.max(1));
         Some(if edited_s > 0.0 { media_s.min(edited_s) } else { media_s })
     }
@@ -198,6 +204,11 @@ fn read_moov(source: &mut Source<'_>, moov: Box4, movie: &mut Movie) -> Result<(
         let ticks = track.sample_ticks;
         let shown = track.tables.num_shown(source, movie.timescale, track.timescale, ticks)?;
         track.num_hidden = shown.map_or(0, |shown| track.num_samples.saturating_sub(shown));
+    }
+    // Of fragments the tables know nothing.
+    for track in movie.tracks.iter_mut().filter(|track| track.is_aac && mvex.is_none()) {
+        let found = edit::whole_packets(&track.tables, source, movie.timescale, track.timescale)?;
+        track.packets_ticks = found.unwrap_or(0);
     }
     // It may stand before the tracks whose defaults it holds.
     let Some(mvex) = mvex else { return Ok(()) };
@@ -348,6 +359,7 @@ fn read_esds(source: &mut Source<'_>, esds: Box4, track: &mut Track) -> Result<(
                 if !matches!(source.u8(at)?, 0x40 | 0x66..=0x68) {
                     return Ok(());
                 }
+                track.is_aac = true;
                 at += 13;
             }
             5 => {
