@@ -42,8 +42,15 @@ pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
 /// # Errors
 /// Those of [`read`]; [`ErrorKind::InvalidData`] where it is not UTF-8.
 pub fn read_to_string(path: &Path, bytes_max: u64) -> Result<String> {
-    String::from_utf8(read(path, bytes_max)?)
-        .map_err(|_| Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
+    String::from_utf8(read(path, bytes_max)?).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let said = match error.as_bytes() {
+            // A data profile where another file is asked for.
+            [b'P', b'A', b'R', b'1', ..] => "it is a Parquet file, must be text".to_owned(),
+            bytes => format!("byte {at} is {:#04x}, must be text in UTF-8", bytes[at]),
+        };
+        Error::new(ErrorKind::InvalidData, said)
+    })
 }
 
 fn check(metadata: &Metadata) -> Result<()> {
@@ -83,6 +90,12 @@ mod tests {
         assert_eq!(read(&path, 4).unwrap(), b"four");
         assert_eq!(read(&path, 3).unwrap_err().to_string(), "it has more than 3 bytes");
         std::fs::write(&path, b"\xff").unwrap();
-        assert_eq!(read_to_string(&path, 3).unwrap_err().kind(), ErrorKind::InvalidData);
+        let binary = read_to_string(&path, 3).unwrap_err();
+        assert_eq!(
+            (binary.kind(), binary.to_string().as_str()),
+            (ErrorKind::InvalidData, "byte 0 is 0xff, must be text in UTF-8")
+        );
+        std::fs::write(&path, b"PAR1\xff").unwrap();
+        assert_eq!(read_to_string(&path, 9).unwrap_err().to_string(), "it is a Parquet file, must be text");
     }
 }

@@ -1,20 +1,22 @@
 //! JPEG, PNG (animated too), GIF, WebP and BMP: sizes as displayed, frames and durations.
 
+use super::Probe;
+use super::orientation::{Turn, starts_with};
+use super::png_text::Texts;
 use super::riff::Chunks;
-use super::source::{Fault, Source, displayed};
-use super::{Probe, tiff};
+use super::source::{Fault, Source};
 
 const XMP: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
 /// A GIF frame with a shorter delay, in hundredths of a second, is shown for [`PLAIN_DELAY`], as browsers do.
 const DELAY_MIN: u16 = 2;
 const PLAIN_DELAY: u16 = 10;
 
-/// Segments up to the first scan: one of them has the size, another may have the EXIF orientation.
+/// Segments up to the first scan: one of them has the size, others may have the orientation.
 pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let mut at = 2;
     let mut size = None;
-    let mut exif = None;
-    let mut xmp = None;
+    let mut has_exif = false;
+    let mut turn = Turn::default();
     while at + 4 <= source.len() {
         // A marker may be filled up with any number of 0xff; other bytes between segments are skipped, as libjpeg does.
         let [ff, marker] = source.bytes(at)?;
@@ -40,11 +42,13 @@ pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
                 let [_, h1, h0, w1, w0] = source.bytes(body)?;
                 size = Some((u32::from(w1) << 8 | u32::from(w0), u32::from(h1) << 8 | u32::from(h0)));
             }
-            0xe1 if exif.is_none() && length >= 8 && starts_with(source, body, b"Exif\0")? => {
-                exif = Some(tiff::orientation(source, body + 6, end)?);
+            // Pillow joins EXIF segments, so that the first one has the directory; of XMP the last one counts.
+            0xe1 if !has_exif && length >= 8 && starts_with(source, body, b"Exif\0")? => {
+                has_exif = true;
+                turn.read_exif(source, body + 6, end)?;
             }
-            0xe1 if xmp.is_none() && length > XMP.len() as u64 && starts_with(source, body, XMP)? => {
-                xmp = xmp_orientation(source, body, end)?;
+            0xe1 if length > XMP.len() as u64 && starts_with(source, body, XMP)? => {
+                turn.read_xmp(source, body + XMP.len() as u64, end)?;
             }
             _ => {}
         }
@@ -56,53 +60,19 @@ pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
             source.len()
         ));
     };
-    // Pillow asks XMP only where EXIF is silent.
-    let orientation = exif.filter(|&o| o != 1).or(xmp).unwrap_or(1);
-    Ok(Probe::image("jpeg", displayed(size, orientation)))
+    Ok(Probe::image("jpeg", turn.displayed(size)))
 }
 
-fn starts_with(source: &mut Source<'_>, at: u64, expected: &[u8]) -> Result<bool, Fault> {
-    match source.slice(at, expected.len()) {
-        Ok(bytes) => Ok(bytes == expected),
-        Err(Fault::Unsound(_)) => Ok(false),
-        Err(fault) => Err(fault),
-    }
-}
-
-/// The digit after `tiff:Orientation="` or `tiff:Orientation>` in an XMP packet.
-fn xmp_orientation(source: &mut Source<'_>, at: u64, end: u64) -> Result<Option<u16>, Fault> {
-    const NAME: &[u8] = b"tiff:Orientation";
-    const PIECE: u64 = 2048;
-    let end = end.min(source.len());
-    let mut piece_at = at;
-    while piece_at < end {
-        let piece = source.slice(piece_at, (end - piece_at).min(PIECE) as usize)?;
-        if let Some(found) = piece.windows(NAME.len()).position(|window| window == NAME) {
-            let value_at = piece_at + (found + NAME.len()) as u64;
-            if value_at + 3 > end {
-                return Ok(None);
-            }
-            return Ok(match source.bytes::<3>(value_at)? {
-                [b'=', b'"', digit @ b'1'..=b'8'] | [b'>', digit @ b'1'..=b'8', _] => {
-                    Some(u16::from(digit - b'0'))
-                }
-                _ => None,
-            });
-        }
-        // Pieces overlap, so that a name on the seam is found.
-        piece_at += PIECE - NAME.len() as u64;
-    }
-    Ok(None)
-}
-
-/// Chunks from IHDR on; EXIF and frames may stand after the pixels.
+/// Chunks from IHDR on; EXIF, texts and frames may stand after the pixels.
 pub(super) fn png(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let header = source.bytes::<8>(8)?;
     if &header[4..] != b"IHDR" {
         return Fault::unsound("its first chunk is not IHDR");
     }
     let size = (source.u32_be(16)?, source.u32_be(20)?);
-    let mut orientation = 1;
+    let mut turn = Turn::default();
+    let mut has_exif = false;
+    let mut texts = Texts::default();
     let mut is_animated = false;
     let mut has_pixels = false;
     let mut frames = 0;
@@ -129,12 +99,17 @@ pub(super) fn png(source: &mut Source<'_>) -> Result<Probe, Fault> {
                 let delay_ns = numerator * 1_000_000_000 / if denominator == 0 { 100 } else { denominator };
                 duration_ns = duration_ns.saturating_add(delay_ns);
             }
-            b"eXIf" => orientation = tiff::orientation(source, body, body + length)?,
+            b"eXIf" => {
+                has_exif = true;
+                turn.read_exif(source, body, body + length)?;
+            }
+            b"tEXt" | b"zTXt" | b"iTXt" => texts.note(source, kind, body, body + length)?,
             _ => {}
         }
         at += 12 + length;
     }
-    Ok(Probe::animation("png", displayed(size, orientation), frames, duration_ns))
+    texts.tell(source, &mut turn, has_exif)?;
+    Ok(Probe::animation("png", turn.displayed(size), frames, duration_ns))
 }
 
 /// Start of the last chunk in the run of chunks like the one at `at`: writers cut pixels into hundreds of equal ones.
@@ -219,12 +194,12 @@ fn after_sub_blocks(source: &mut Source<'_>, mut at: u64) -> Result<u64, Fault> 
     Ok(at)
 }
 
-/// Chunks: VP8, VP8L or VP8X has the size, ANMF a frame's duration, EXIF the orientation.
+/// Chunks: VP8, VP8L or VP8X has the size, ANMF a frame's duration, EXIF or XMP the orientation.
 pub(super) fn webp(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let u24 = |bytes: &[u8]| u32::from(bytes[0]) | u32::from(bytes[1]) << 8 | u32::from(bytes[2]) << 16;
     let mut size = None;
-    let mut is_extended = false;
-    let mut orientation = 1;
+    let mut extended = None;
+    let mut turn = Turn::default();
     let mut frames = 0;
     let mut duration_ns = 0u64;
     let mut chunks = Chunks::new(12, source.len());
@@ -233,7 +208,7 @@ pub(super) fn webp(source: &mut Source<'_>) -> Result<Probe, Fault> {
             b"VP8X" => {
                 let canvas = source.bytes::<6>(chunk.body + 4)?;
                 size = Some((u24(&canvas[..3]) + 1, u24(&canvas[3..]) + 1));
-                is_extended = true;
+                extended = Some(source.u8(chunk.body)?);
             }
             b"VP8 " if size.is_none() => {
                 let [_, _, _, s0, s1, s2, w0, w1, h0, h1] = source.bytes(chunk.body)?;
@@ -259,20 +234,22 @@ pub(super) fn webp(source: &mut Source<'_>) -> Result<Probe, Fault> {
                 let delay_ns = u64::from(u24(&source.bytes::<3>(chunk.body + 12)?)) * 1_000_000;
                 duration_ns = duration_ns.saturating_add(delay_ns);
             }
-            b"EXIF" => {
-                // Some writers keep the prefix that JPEG needs.
-                let skipped = if starts_with(source, chunk.body, b"Exif\0\0")? { 6 } else { 0 };
-                orientation = tiff::orientation(source, chunk.body + skipped, chunk.end)?;
+            // libwebp gives what the flags of VP8X announce.
+            b"EXIF" if extended.is_some_and(|flags| flags & 8 != 0) => {
+                turn.read_exif(source, chunk.body, chunk.end)?;
+            }
+            b"XMP " if extended.is_some_and(|flags| flags & 4 != 0) => {
+                turn.read_xmp(source, chunk.body, chunk.end)?;
             }
             _ => {}
         }
         // A simple file is one chunk; only an extended one goes on.
-        if size.is_some() && !is_extended {
+        if size.is_some() && extended.is_none() {
             break;
         }
     }
     let Some(size) = size else { return Fault::unsound("none of its chunks has a size") };
-    Ok(Probe::animation("webp", displayed(size, orientation), frames, duration_ns))
+    Ok(Probe::animation("webp", turn.displayed(size), frames, duration_ns))
 }
 
 pub(super) fn bmp(source: &mut Source<'_>) -> Result<Probe, Fault> {

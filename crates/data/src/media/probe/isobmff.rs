@@ -1,5 +1,6 @@
 //! MP4, MOV and M4A (ISO base media files): boxes down to the sample tables, and fragments where there are any.
 
+use super::edit::{self, Tables};
 use super::source::{Fault, Source};
 use super::{MediaKind, Probe};
 
@@ -73,6 +74,12 @@ struct Track {
     sample_ticks: u64,
     /// What the edit list shows of them, in units of the movie; 0 where there is no list.
     edited_ticks: u64,
+    tables: Tables,
+    /// Samples of the tables that the edit list does not show.
+    num_hidden: u64,
+    is_aac: bool,
+    /// What a decoder gives of AAC in whole packets; 0 where that is not known.
+    packets_ticks: u64,
     /// Of a sample in a fragment that says nothing.
     fragment_ticks: u32,
     width: u32,
@@ -93,6 +100,9 @@ impl Track {
     /// What is shown of them: an edit list may cut, as off the silence that an encoder needs to begin.
     fn shown_s(&self, movie_timescale: u32) -> Option<f64> {
         let media_s = self.media_s()?;
+        if self.packets_ticks > 0 {
+            return Some(self.packets_ticks as f64 / f64::from(self.timescale));
+        }
         let edited_s = self.edited_ticks as f64 / f64::from(movie_timescale.max(1));
         Some(if edited_s > 0.0 { media_s.min(edited_s) } else { media_s })
     }
@@ -166,8 +176,9 @@ fn answer(brand: [u8; 4], movie: &Movie) -> Result<Probe, Fault> {
         ..Probe::new(MediaKind::Video, format)
     }
     .lasting(video.media_s());
-    // The frame rate is that of all frames, those that are cut off included.
-    Ok(Probe { duration_s: video.shown_s(movie.timescale), ..probe })
+    // The frame rate is that of all frames, those that are cut off included; a decoder gives those that are shown.
+    let frames = video.num_samples.saturating_sub(video.num_hidden);
+    Ok(Probe { frames: Some(frames), duration_s: video.shown_s(movie.timescale), ..probe })
 }
 
 fn read_moov(source: &mut Source<'_>, moov: Box4, movie: &mut Movie) -> Result<(), Fault> {
@@ -188,6 +199,16 @@ fn read_moov(source: &mut Source<'_>, moov: Box4, movie: &mut Movie) -> Result<(
             b"mvex" => mvex = Some(found),
             _ => {}
         }
+    }
+    for track in movie.tracks.iter_mut().filter(|track| &track.handler == b"vide") {
+        let ticks = track.sample_ticks;
+        let shown = track.tables.num_shown(source, movie.timescale, track.timescale, ticks)?;
+        track.num_hidden = shown.map_or(0, |shown| track.num_samples.saturating_sub(shown));
+    }
+    // Of fragments the tables know nothing.
+    for track in movie.tracks.iter_mut().filter(|track| track.is_aac && mvex.is_none()) {
+        let found = edit::whole_packets(&track.tables, source, movie.timescale, track.timescale)?;
+        track.packets_ticks = found.unwrap_or(0);
     }
     // It may stand before the tracks whose defaults it holds.
     let Some(mvex) = mvex else { return Ok(()) };
@@ -241,7 +262,12 @@ fn read_trak(source: &mut Source<'_>, header: Box4, track: &mut Track) -> Result
                     if is_long { source.u64_be(body + 24)? } else { u64::from(source.u32_be(body + 16)?) };
                 track.media_ticks = if ticks == unknown { 0 } else { ticks };
             }
-            b"elst" => track.edited_ticks = read_elst(source, found)?,
+            b"elst" => {
+                let shown = edit::entries(source, found)?.into_iter().filter(|(_, start)| start.is_some());
+                track.edited_ticks = shown.fold(0, |sum: u64, (ticks, _)| sum.saturating_add(ticks));
+                track.tables.edits = Some(found);
+            }
+            b"ctts" => track.tables.offsets = Some(found),
             // MOV has a second one, in `minf`, for the way data are stored.
             b"hdlr" if track.handler == [0; 4] => track.handler = source.bytes(body + 8)?,
             b"stsd" => read_stsd(source, found, track)?,
@@ -257,32 +283,12 @@ fn read_trak(source: &mut Source<'_>, header: Box4, track: &mut Track) -> Result
                     let ticks = count.saturating_mul(u64::from(u32::from_be_bytes(ticks)));
                     track.sample_ticks = track.sample_ticks.saturating_add(ticks);
                 }
+                track.tables.durations = Some(found);
             }
             _ => {}
         }
     }
     Ok(())
-}
-
-/// Ticks of the movie that an edit list shows; entries without media are pauses.
-fn read_elst(source: &mut Source<'_>, elst: Box4) -> Result<u64, Fault> {
-    let is_long = source.u8(elst.body)? == 1;
-    let num_entries = u64::from(source.u32_be(elst.body + 4)?);
-    let entry_bytes = if is_long { 20 } else { 12 };
-    let mut shown = 0u64;
-    for entry in 0..num_entries {
-        let at = elst.body + 8 + entry * entry_bytes;
-        if at + entry_bytes > elst.end {
-            return Fault::unsound(format!("box `elst` is too small for its {num_entries} entries"));
-        }
-        let (ticks, is_pause) = if is_long {
-            (source.u64_be(at)?, source.u64_be(at + 8)? == u64::MAX)
-        } else {
-            (u64::from(source.u32_be(at)?), source.u32_be(at + 4)? == u32::MAX)
-        };
-        shown = shown.saturating_add(if is_pause { 0 } else { ticks });
-    }
-    Ok(shown)
 }
 
 /// The first sample description: size of the pictures, or channels and rate of the sound.
@@ -353,6 +359,7 @@ fn read_esds(source: &mut Source<'_>, esds: Box4, track: &mut Track) -> Result<(
                 if !matches!(source.u8(at)?, 0x40 | 0x66..=0x68) {
                     return Ok(());
                 }
+                track.is_aac = true;
                 at += 13;
             }
             5 => {

@@ -6,10 +6,13 @@
 //! are walked block by block, from header to header.
 
 mod audio;
+mod edit;
 mod heif;
 mod image;
 mod isobmff;
 mod matroska;
+mod orientation;
+mod png_text;
 mod riff;
 mod source;
 mod tiff;

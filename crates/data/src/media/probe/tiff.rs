@@ -1,11 +1,13 @@
 //! TIFF, classic and big, and EXIF, which is a TIFF header without a picture: the first directory.
 
 use super::Probe;
-use super::source::{Fault, Source, displayed};
+use super::orientation::Turn;
+use super::source::{Fault, Source};
 
 const WIDTH: u16 = 256;
 const HEIGHT: u16 = 257;
 const ORIENTATION: u16 = 274;
+const XMP: u16 = 700;
 /// Entries of a directory we look at; real ones have dozens.
 const ENTRIES_MAX: u64 = 4096;
 
@@ -14,25 +16,32 @@ const ENTRIES_MAX: u64 = 4096;
 struct Directory {
     width: Option<u32>,
     height: Option<u32>,
+    /// 1 where the entry holds no number that is an orientation.
     orientation: Option<u16>,
+    /// Where the XMP packet stands.
+    xmp: Option<(u64, u64)>,
 }
 
 pub(super) fn tiff(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let directory = first_directory(source, 0, source.len())?;
     match (directory.width, directory.height) {
         (Some(width), Some(height)) => {
-            Ok(Probe::image("tiff", displayed((width, height), directory.orientation.unwrap_or(1))))
+            let mut turn = Turn::of_exif(directory.orientation);
+            if let Some((at, end)) = directory.xmp {
+                turn.read_xmp(source, at, end)?;
+            }
+            Ok(Probe::image("tiff", turn.displayed((width, height))))
         }
         _ => Fault::unsound("its first directory has no width and height"),
     }
 }
 
-/// The EXIF orientation in the TIFF header from `at` to `end`; 1 where there is none, or a broken one: a picture
-/// is displayed as stored then.
-pub(super) fn orientation(source: &mut Source<'_>, at: u64, end: u64) -> Result<u16, Fault> {
+/// The EXIF orientation in the TIFF header from `at` to `end`: none where no entry says it, or the header is broken;
+/// 1 where an entry says what is no orientation. A picture is displayed as stored then.
+pub(super) fn orientation(source: &mut Source<'_>, at: u64, end: u64) -> Result<Option<u16>, Fault> {
     match first_directory(source, at, end) {
-        Ok(directory) => Ok(directory.orientation.filter(|o| (1..=8).contains(o)).unwrap_or(1)),
-        Err(Fault::Unsound(_)) => Ok(1),
+        Ok(directory) => Ok(directory.orientation),
+        Err(Fault::Unsound(_)) => Ok(None),
         Err(fault) => Err(fault),
     }
 }
@@ -73,13 +82,21 @@ fn first_directory(source: &mut Source<'_>, at: u64, end: u64) -> Result<Directo
             break;
         }
         let tag = order.number(&source.bytes::<2>(entry_at)?) as u16;
-        if matches!(tag, WIDTH | HEIGHT | ORIENTATION) {
-            let value = entry_value(source, order, entry_at, is_big)?;
-            match tag {
-                WIDTH => directory.width = value,
-                HEIGHT => directory.height = value,
-                _ => directory.orientation = value.and_then(|v| u16::try_from(v).ok()),
+        match tag {
+            WIDTH => directory.width = entry_value(source, order, entry_at, is_big)?,
+            HEIGHT => directory.height = entry_value(source, order, entry_at, is_big)?,
+            // To Pillow an entry without values is none, and bytes are no number.
+            ORIENTATION if order.number(&source.bytes::<4>(entry_at + 4)?) != 0 => {
+                let is_number = order.number(&source.bytes::<2>(entry_at + 2)?) != 1;
+                let value = entry_value(source, order, entry_at, is_big)?.filter(|_| is_number);
+                directory.orientation = Some(value.and_then(|v| u16::try_from(v).ok()).unwrap_or(1));
             }
+            XMP if !is_big => {
+                let num_bytes = order.number(&source.bytes::<4>(entry_at + 4)?);
+                let packet_at = at.saturating_add(order.number(&source.bytes::<4>(entry_at + 8)?));
+                directory.xmp = Some((packet_at, packet_at.saturating_add(num_bytes)));
+            }
+            _ => {}
         }
         entry_at += entry_bytes;
     }
@@ -97,8 +114,9 @@ fn entry_value(
     let value = source.bytes::<4>(entry_at + if is_big { 12 } else { 8 })?;
     let num_bytes = match kind {
         1 => 1,
-        3 => 2,
-        4 => 4,
+        // Signed, too.
+        3 | 8 => 2,
+        4 | 9 => 4,
         // Eight bytes; a side of more than 32 bits is no side.
         16 if is_big => {
             let whole = order.number(&source.bytes::<8>(entry_at + 12)?);

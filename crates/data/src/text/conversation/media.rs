@@ -52,6 +52,9 @@ pub(super) fn of_part(
     Ok(found.map(|(_, source)| source))
 }
 
+/// `PATH_MAX` of Linux without the zero at its end.
+const PATH_BYTES_MAX: usize = 4095;
+
 /// A path or URL, an object of one, or what came with the record.
 pub(super) fn named(key: &str, value: &Value) -> Result<MediaSource, String> {
     match value {
@@ -62,6 +65,11 @@ pub(super) fn named(key: &str, value: &Value) -> Result<MediaSource, String> {
                 .ok_or_else(|| format!("`{key}`: a `data:` URL without `;base64,`, must have it"))?;
             inline(key, packed)
         }
+        Value::String(text) if text.len() > PATH_BYTES_MAX && !text.contains("://") => Err(format!(
+            "`{key}`: a text of {} bytes is no path, which has at most {PATH_BYTES_MAX}; base64 needs \
+             `data:image/jpeg;base64,` (or another type) before it",
+            text.len()
+        )),
         Value::String(text) => Ok(MediaSource::Name(text.clone())),
         Value::Object(_) => match field(value, "attachment") {
             Some(index) => index

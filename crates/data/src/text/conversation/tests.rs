@@ -158,6 +158,7 @@ fn what_is_no_conversation_is_named() {
         broken(&json!({"image": "a.png", "conversations": [{"from": "gpt", "value": "x"}]})),
         broken(&record(&json!({"image": [3]}), "x")),
         broken(&record(&json!({"image": ""}), "x")),
+        broken(&record(&json!({"image": "A".repeat(4096)}), "x")),
         broken(&record(&json!({"image": "a", "images": ["a"]}), "x")),
         broken(&record(&json!({"image": ["a", "b"]}), "no marks")),
         broken(&record(&json!({"image": "a"}), "<image><image>")),
@@ -176,6 +177,7 @@ fn what_is_no_conversation_is_named() {
     there is no question to put `<image>` before
     `image`: a number, must be a path or a list of paths
     `image`: a path is empty
+    `image`: a text of 4096 bytes is no path, which has at most 4095; base64 needs `data:image/jpeg;base64,` (or another type) before it
     both `image` and `images` are there
     0 `<image>` in the turns, but 2 under `image`: must be as many
     2 `<image>` in the turns, but 1 under `image`: must be as many
