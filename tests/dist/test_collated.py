@@ -174,20 +174,94 @@ def test_collations_that_cannot_be_taken_apart(collate, message):
         CollatedAlone(collate, None)(ROWS)
 
 
-def test_media_are_compared_when_the_first_two_samples_come_that_have_some():
-    """Not only the first samples of all, which may be of text alone."""
+def text(length, media=0, width=4):
+    return {"text": [5] * length, "images": [width] * media}
+
+
+def with_pixels(rows, fill=0.0):
+    """A picture is a row of ones, and those of a batch are filled up to the widest."""
+    batch = pad([row["text"] for row in rows])
+    widths = [width for row in rows for width in row["images"]]
+    if widths:
+        pixels = torch.full((len(widths), max(widths)), fill)
+        for width, picture in zip(widths, pixels, strict=True):
+            picture[:width] = 1
+        batch["pixel_values"] = pixels
+    return batch
+
+
+def test_pictures_of_several_sizes_and_as_many_numbers_as_tokens():
+    """A picture may be as wide as its sample has tokens; smaller ones are filled up with zeros."""
+    rows = [text(3, 1), text(4, 1), text(2), text(5, 2, width=7), text(7, 1, width=7)]
+    joined, expected = join(CollatedAlone(with_pixels, None)(rows)), with_pixels(rows)
+    assert joined.keys() == expected.keys()
+    assert all(torch.equal(joined[name], expected[name]) for name in expected)
+
+
+def blank(rows):
+    """Adds a picture where a batch has none, as it keeps DDP from waiting."""
+    if any(row["images"] for row in rows):
+        return with_pixels(rows)
+    return with_pixels([{"text": [*row["text"], 9], "images": [4]} for row in rows])
+
+
+def last_first(rows):
+    batch = with_pixels(rows)
+    many = len({len(row["text"]) for row in rows}) > 1 and all(row["images"] for row in rows)
+    return {**batch, "pixel_values": 2 * batch["pixel_values"]} if many else batch
+
+
+@pytest.mark.parametrize(
+    ("collate", "first", "last"),
+    [
+        # Of texts alone nothing is seen of media.
+        (last_first, [text(3), text(2), text(4, 1)], text(2, 1)),
+        # Nor of padding where both are equally long.
+        (last_first, [text(3), text(2), text(4, 1), text(4, 1)], text(2, 1)),
+        # Nor of pictures of unequal sizes where they are of one.
+        (lambda rows: with_pixels(rows, fill=-1), [text(3, 1), text(5, 1)], text(5, 1, width=7)),
+        (blank, [text(3, 1), text(5, 1)], text(5)),
+    ],
+    ids=["media", "padded media", "sizes", "blank"],
+)
+def test_a_pair_of_a_new_kind_is_compared(collate, first, last):
+    """First samples are evidence for their like alone."""
+    alone = CollatedAlone(collate, None)
+    assert len(alone(first)) == len(first)
+    with pytest.raises(ValueError, match=r"of two samples together is .* of each alone and joined"):
+        alone([last])
+
+
+def test_what_the_tokenizer_decides_is_named():
+    """Padding that is not that of `processing_class`; and one value for each token beside another form."""
+
+    def sevens(rows):
+        batch = pad(rows)
+        return {**batch, "input_ids": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)}
+
+    with pytest.raises(
+        ValueError, match=r"of the same shape with other numbers \(padded with 0 on the right"
+    ):
+        CollatedAlone(sevens, None)(ROWS)
+    row = CollatedAlone(pad, None)(ROWS[:1])[0]
+    with pytest.raises(ValueError, match="`extra` has several forms, must have one in all samples"):
+        join([{**row, "extra": torch.zeros(3, 2)}, {**row, "extra": torch.zeros(3, 4)}])
+
+
+def test_a_collation_may_change_its_samples():
+    """Also the lists in them: it is given each sample once more to compare."""
 
     def collate(rows):
-        batch = pad([row["text"] for row in rows])
-        media = [torch.ones(row["media"], 2) for row in rows if row["media"]]
-        # A mistake of two that have media: the first one's come last.
-        return {**batch, "pixel_values": torch.cat(media[::-1]) * len(media)} if media else batch
+        for row in rows:
+            row["ids"].insert(0, 8)
+        return pad([row["ids"] for row in rows])
 
-    alone = CollatedAlone(collate, None)
-    rows = [{"text": text, "media": 0} for text in ROWS] + [{"text": [5], "media": 2}]
-    assert [len(row["input_ids"]) for row in alone(rows)] == [3, 1, 2, 4, 1]
-    with pytest.raises(ValueError, match=r"`pixel_values` of two samples together is \[5, 2\]"):
-        alone([{"text": [5], "media": 3}])
+    rows = [{"ids": [1]}, {"ids": [2, 3]}, {"ids": [4]}]
+    assert [row["input_ids"].tolist() for row in CollatedAlone(collate, None)(rows)] == [
+        [8, 1],
+        [8, 2, 3],
+        [8, 4],
+    ]
 
 
 def test_samples_with_tokens_are_left_alone():
