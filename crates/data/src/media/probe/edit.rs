@@ -1,6 +1,6 @@
 //! What of an MP4 track its edit list shows: a clip that was cut without encoding keeps more than it shows.
 
-use super::isobmff::Box4;
+use super::boxes::Box4;
 use super::source::{Fault, Source};
 
 /// Comparisons of a run of samples with an edit, for one file; real lists have one edit, or some.

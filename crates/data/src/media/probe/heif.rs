@@ -1,7 +1,7 @@
 //! AVIF and HEIC: the size and rotation of the primary item.
 
 use super::Probe;
-use super::isobmff::{Box4, Boxes};
+use super::boxes::{Box4, Boxes};
 use super::source::{Fault, Source};
 
 /// Properties of a file we look at; real ones have a dozen.

@@ -6,6 +6,8 @@
 //! are walked block by block, from header to header.
 
 mod audio;
+mod boxes;
+mod directory;
 mod edit;
 mod heif;
 mod image;

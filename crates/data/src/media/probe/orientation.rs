@@ -1,7 +1,7 @@
 //! Which way up a picture is displayed: what its EXIF says, and its XMP where EXIF is silent, as Pillow reads them.
 
+use super::directory;
 use super::source::{Fault, Source, displayed};
-use super::tiff;
 
 /// Each prefix that JPEG needs; other formats may keep it.
 const EXIF: &[u8] = b"Exif\0\0";
@@ -26,7 +26,7 @@ impl Turn {
                 at += EXIF.len() as u64;
             }
         }
-        self.exif = tiff::orientation(source, at, end)?;
+        self.exif = directory::orientation(source, at, end)?;
         Ok(())
     }
 

@@ -1,26 +1,9 @@
-//! TIFF, classic and big, and EXIF, which is a TIFF header without a picture: the first directory.
+//! TIFF pictures.
 
 use super::Probe;
+use super::directory::first_directory;
 use super::orientation::Turn;
 use super::source::{Fault, Source};
-
-const WIDTH: u16 = 256;
-const HEIGHT: u16 = 257;
-const ORIENTATION: u16 = 274;
-const XMP: u16 = 700;
-/// Entries of a directory we look at; real ones have dozens.
-const ENTRIES_MAX: u64 = 4096;
-
-/// What the first directory says.
-#[derive(Debug, Default)]
-struct Directory {
-    width: Option<u32>,
-    height: Option<u32>,
-    /// 1 where the entry holds no number that is an orientation.
-    orientation: Option<u16>,
-    /// Where the XMP packet stands.
-    xmp: Option<(u64, u64)>,
-}
 
 pub(super) fn tiff(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let directory = first_directory(source, 0, source.len())?;
@@ -33,113 +16,5 @@ pub(super) fn tiff(source: &mut Source<'_>) -> Result<Probe, Fault> {
             Ok(Probe::image("tiff", turn.displayed((width, height))))
         }
         _ => Fault::unsound("its first directory has no width and height"),
-    }
-}
-
-/// The EXIF orientation in the TIFF header from `at` to `end`: none where no entry says it, or the header is broken;
-/// 1 where an entry says what is no orientation. A picture is displayed as stored then.
-pub(super) fn orientation(source: &mut Source<'_>, at: u64, end: u64) -> Result<Option<u16>, Fault> {
-    match first_directory(source, at, end) {
-        Ok(directory) => Ok(directory.orientation),
-        Err(Fault::Unsound(_)) => Ok(None),
-        Err(fault) => Err(fault),
-    }
-}
-
-fn first_directory(source: &mut Source<'_>, at: u64, end: u64) -> Result<Directory, Fault> {
-    let header = source.bytes::<16>(at).or_else(|_| {
-        // A header of 8 bytes may end the file.
-        let mut header = [0; 16];
-        header[..8].copy_from_slice(&source.bytes::<8>(at)?);
-        Ok::<_, Fault>(header)
-    })?;
-    let order = match &header[..2] {
-        b"II" => Order::Little,
-        b"MM" => Order::Big,
-        _ => return Fault::unsound("its byte order is neither II nor MM"),
-    };
-    let is_big = match order.number(&header[2..4]) {
-        42 => false,
-        43 => true,
-        magic => return Fault::unsound(format!("its magic number is {magic}, must be 42 or 43")),
-    };
-    let offset = order.number(if is_big { &header[8..16] } else { &header[4..8] });
-    let directory_at = at.saturating_add(offset);
-    let (num_entries, mut entry_at) = if is_big {
-        (order.number(&source.bytes::<8>(directory_at)?), directory_at.saturating_add(8))
-    } else {
-        (order.number(&source.bytes::<2>(directory_at)?), directory_at.saturating_add(2))
-    };
-    if num_entries > ENTRIES_MAX {
-        return Fault::unsound(format!(
-            "its first directory has {num_entries} entries, at most {ENTRIES_MAX}"
-        ));
-    }
-    let mut directory = Directory::default();
-    let entry_bytes = if is_big { 20 } else { 12 };
-    for _ in 0..num_entries {
-        if entry_at.saturating_add(entry_bytes) > end {
-            break;
-        }
-        let tag = order.number(&source.bytes::<2>(entry_at)?) as u16;
-        match tag {
-            WIDTH => directory.width = entry_value(source, order, entry_at, is_big)?,
-            HEIGHT => directory.height = entry_value(source, order, entry_at, is_big)?,
-            // To Pillow an entry without values is none, and bytes are no number.
-            ORIENTATION if order.number(&source.bytes::<4>(entry_at + 4)?) != 0 => {
-                let is_number = order.number(&source.bytes::<2>(entry_at + 2)?) != 1;
-                let value = entry_value(source, order, entry_at, is_big)?.filter(|_| is_number);
-                directory.orientation = Some(value.and_then(|v| u16::try_from(v).ok()).unwrap_or(1));
-            }
-            XMP if !is_big => {
-                let num_bytes = order.number(&source.bytes::<4>(entry_at + 4)?);
-                let packet_at = at.saturating_add(order.number(&source.bytes::<4>(entry_at + 8)?));
-                directory.xmp = Some((packet_at, packet_at.saturating_add(num_bytes)));
-            }
-            _ => {}
-        }
-        entry_at += entry_bytes;
-    }
-    Ok(directory)
-}
-
-/// The value of an entry that holds one whole number; `None` for any other type.
-fn entry_value(
-    source: &mut Source<'_>,
-    order: Order,
-    entry_at: u64,
-    is_big: bool,
-) -> Result<Option<u32>, Fault> {
-    let kind = order.number(&source.bytes::<2>(entry_at + 2)?);
-    let value = source.bytes::<4>(entry_at + if is_big { 12 } else { 8 })?;
-    let num_bytes = match kind {
-        1 => 1,
-        // Signed, too.
-        3 | 8 => 2,
-        4 | 9 => 4,
-        // Eight bytes; a side of more than 32 bits is no side.
-        16 if is_big => {
-            let whole = order.number(&source.bytes::<8>(entry_at + 12)?);
-            return Ok(u32::try_from(whole).ok());
-        }
-        _ => return Ok(None),
-    };
-    Ok(Some(order.number(&value[..num_bytes]) as u32))
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Order {
-    Little,
-    Big,
-}
-
-impl Order {
-    /// Up to 8 bytes as a whole number.
-    fn number(self, bytes: &[u8]) -> u64 {
-        let join = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
-        match self {
-            Self::Little => bytes.iter().rev().fold(0, join),
-            Self::Big => bytes.iter().fold(0, join),
-        }
     }
 }
