@@ -9,7 +9,8 @@ import pytest
 import tiny_text
 import torch
 from ranks import free_port, results, run_ranks
-from test_trainers import TOLERANCE, as_launched, losses_of, trainer_arguments
+from test_trainers import TOLERANCE, as_launched, losses_of
+from trainer_settings import trl_arguments
 
 from dflop.integrations import balance_encoder, remove_padding
 from dflop.integrations.collated import CollatedAlone, join
@@ -63,28 +64,16 @@ def test_trl_on_a_stream_of_chats(lines, options, vision, tmp_path, quiet):
         found = []
         for is_balanced in (False, True):
             stream = datasets.IterableDataset.from_generator(lambda: chats(24))
-            given = trainer_arguments(
+            config = trl_arguments(
+                SFTConfig,
                 tmp_path / f"out{rank}",
                 max_steps=2,
                 learning_rate=0.05,
                 per_device_train_batch_size=3,
                 ddp_find_unused_parameters=True,
+                # Else rank 0 reads for all, and transformers refuses batches that differ in width.
+                accelerator_config={"dispatch_batches": is_balanced and lines == "all"},
                 **options,
-            )
-            config = SFTConfig(
-                **{
-                    **{
-                        name: value
-                        for name, value in given.to_dict().items()
-                        if name in SFTConfig.__dataclass_fields__
-                        and name not in ("logging_dir", "hub_token", "push_to_hub_token", "warmup_ratio")
-                    },
-                    "bf16": False,
-                    "gradient_checkpointing": False,
-                    "max_length": None,
-                    # Else rank 0 reads for all, and transformers refuses batches that differ in width.
-                    "accelerator_config": {"dispatch_batches": is_balanced and lines == "all"},
-                }
             )
             model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=torch.float32)
             processor = AutoProcessor.from_pretrained(model_dir)
@@ -179,7 +168,7 @@ def text(length, media=0, width=4):
 
 
 def with_pixels(rows, fill=0.0):
-    """A picture is a row of ones, and those of a batch are filled up to the widest."""
+    """Each picture is a row of ones. All pictures of a batch are filled up to the width of the widest."""
     batch = pad([row["text"] for row in rows])
     widths = [width for row in rows for width in row["images"]]
     if widths:
@@ -233,7 +222,7 @@ def test_a_pair_of_a_new_kind_is_compared(collate, first, last):
 
 
 def test_what_the_tokenizer_decides_is_named():
-    """Padding that is not that of `processing_class`; and one value for each token beside another form."""
+    """The error says which padding was taken, and which tensor has another form in another sample."""
 
     def sevens(rows):
         batch = pad(rows)

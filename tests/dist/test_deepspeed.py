@@ -10,8 +10,9 @@ import pytest
 import tiny_text
 import torch
 from ranks import free_port, results, run_ranks
-from test_trainers import BATCH_SIZE, NUM_RANKS, as_launched, check, trainer_arguments
+from test_trainers import NUM_RANKS, as_launched, check
 from torch import distributed
+from trainer_settings import BATCH_SIZE, trainer_arguments
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: `make test-deepspeed`")
 ACCUMULATION, NUM_EPOCHS = 2, 2

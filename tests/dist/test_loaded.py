@@ -14,8 +14,9 @@ import pytest
 import tiny_text
 import torch
 from ranks import free_port, results, run_ranks
-from test_trainers import BATCH_SIZE, NUM_RANKS, TOLERANCE, as_launched, check, losses_of, trainer_arguments
+from test_trainers import NUM_RANKS, TOLERANCE, as_launched, check, losses_of
 from torch.utils.data import Dataset, IterableDataset
+from trainer_settings import BATCH_SIZE, trainer_arguments
 
 import warm
 from dflop.integrations import remove_padding
@@ -232,7 +233,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 import tiny_text, torch
-from test_trainers import trainer_arguments
+from trainer_settings import trainer_arguments
 from transformers import Trainer
 
 model = tiny_text.make_model()
@@ -439,7 +440,7 @@ import os, sys
 assert "transformers" not in sys.modules or "warm" in sys.modules, "nothing imports it before"
 sys.path.insert(0, {tests!r})
 import tiny_text
-from test_trainers import trainer_arguments
+from trainer_settings import trainer_arguments
 from transformers import Trainer
 from dflop.integrations.transformers import balance
 

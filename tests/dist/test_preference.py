@@ -22,10 +22,10 @@ from test_trainers import (
     check,
     losses_of,
     tiny_tokenizer,
-    trainer_arguments,
 )
 from tiny_families import TINY
 from torch.utils.data import DataLoader
+from trainer_settings import trl_arguments
 
 from dflop.integrations import balance_encoder, costs_of_rows, remove_padding
 from dflop.integrations.accelerate import keep_batches
@@ -54,13 +54,7 @@ def pairs():
 
 
 def arguments(kind, folder, **changes):
-    given = trainer_arguments(folder, num_train_epochs=1, learning_rate=0.1).to_dict()
-    kept = {name: given[name] for name in given if name in kind.__dataclass_fields__}
-    for name in ("logging_dir", "hub_token", "push_to_hub_token", "warmup_ratio"):
-        kept.pop(name, None)
-    if "max_length" in kind.__dataclass_fields__:
-        kept["max_length"] = None
-    return kind(**{**kept, "bf16": False, "gradient_checkpointing": False, **changes})
+    return trl_arguments(kind, folder, **{"num_train_epochs": 1, "learning_rate": 0.1, **changes})
 
 
 def whole_steps(trainer, steps):

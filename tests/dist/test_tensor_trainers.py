@@ -1,6 +1,7 @@
 """The lines where transformers itself cuts the model as it loads it: tensor parallel ranks read the same samples.
 
-After some steps of plain SGD the parameters equal those of one process that computes each global batch without dflop.
+A process of its own computes the same global batches without dflop. After some steps of plain SGD its parameters are
+those of the ranks.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import pytest
 import tiny_text
 import torch
 from ranks import environment, free_port, results, run_ranks
-from test_trainers import BATCH_SIZE, TOLERANCE, as_launched, losses_of, trainer_arguments
+from test_trainers import TOLERANCE, as_launched, losses_of
 from torch import distributed
+from trainer_settings import BATCH_SIZE, trainer_arguments
 
 from dflop import BalancedBatchSampler
 from dflop.integrations import balance_encoder, remove_padding, token_loss

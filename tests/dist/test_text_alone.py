@@ -14,9 +14,10 @@ import pytest
 import torch
 from ranks import free_port, results, run_ranks
 from shards import whole_of
-from test_trainers import as_launched, trainer_arguments
+from test_trainers import as_launched
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from trainer_settings import trainer_arguments
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.loss import num_label_tokens, token_loss

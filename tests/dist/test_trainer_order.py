@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tiny_text
-from test_trainers import trainer_arguments
+from trainer_settings import trainer_arguments
 
 
 def test_sequential_steps_have_the_samples_in_their_order(tmp_path, quiet):

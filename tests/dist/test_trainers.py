@@ -14,8 +14,9 @@ import tiny_text
 import torch
 from ranks import environment, free_port, results, run_ranks
 from torch import distributed
+from trainer_settings import BATCH_SIZE, trainer_arguments, trl_arguments
 
-TOLERANCE, NUM_RANKS, BATCH_SIZE = 1e-5, 2, 3
+TOLERANCE, NUM_RANKS = 1e-5, 2
 
 
 @pytest.fixture(scope="module")
@@ -105,31 +106,6 @@ def test_plain_pytorch(layout, num_ranks, is_padded, samples, tmp_path, quiet):
         return losses, tiny_text.difference(dict(model.named_parameters()), expected[1])
 
     check(results(run_ranks(num_ranks, run, tmp_path / "ranks")), expected)
-
-
-def trainer_arguments(folder, **changes):
-    from transformers import TrainingArguments
-
-    options = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": BATCH_SIZE,
-        "gradient_accumulation_steps": 2,
-        "num_train_epochs": 2,
-        "learning_rate": tiny_text.LEARNING_RATE,
-        "lr_scheduler_type": "constant",
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-        "logging_steps": 1,
-        "seed": 3,
-        "report_to": [],
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "ddp_backend": "gloo",
-        "remove_unused_columns": False,
-        "dataloader_pin_memory": False,
-    }
-    return TrainingArguments(**{**options, **changes})
 
 
 def losses_of(trainer):
@@ -405,17 +381,11 @@ def test_sft_trainer_of_trl(samples, tmp_path, quiet):
     def run(rank):
         as_launched(rank, port)
         model = tiny_text.make_model()
-        given = trainer_arguments(
-            tmp_path / f"out{rank}", gradient_accumulation_steps=1, num_train_epochs=1
-        ).to_dict()
-        kept = {name: given[name] for name in given if name in SFTConfig.__dataclass_fields__}
-        for name in ("logging_dir", "hub_token", "push_to_hub_token", "warmup_ratio"):
-            kept.pop(name, None)
         trainer = SFTTrainer(
             model,
-            args=SFTConfig(**kept, max_length=None, bf16=False, gradient_checkpointing=False)
-            if "bf16" not in kept
-            else SFTConfig(**{**kept, "bf16": False, "gradient_checkpointing": False}, max_length=None),
+            args=trl_arguments(
+                SFTConfig, tmp_path / f"out{rank}", gradient_accumulation_steps=1, num_train_epochs=1
+            ),
             data_collator=tiny_text.collate,
             train_dataset=datasets.Dataset.from_list(samples.rows),
             processing_class=tiny_tokenizer(),

@@ -1,6 +1,6 @@
 """Axolotl's `streaming: true` with balanced batches: two ranks train what a loop of our own trains from its rows.
 
-Model, texts and the comparison are those of test_axolotl.py. A stream is read again when it has ended.
+The model, the texts and the comparison are those of test_axolotl.py. When a stream has ended, Axolotl reads it again.
 """
 
 from __future__ import annotations

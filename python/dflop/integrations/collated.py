@@ -2,8 +2,8 @@
 
 sample --(a worker of the loader)--> collated alone, padding cut off --(travels)--> joined with its microbatch
 
-So heavy collations stay in the workers of the loader. That joining gives what the collation gives of several
-samples is looked at with the first samples of each worker: with media and without, padded or not.
+So heavy collations stay in the workers of the loader. Joined samples must be what the collation makes of them
+together: each worker compares the first pair of each kind (padded or not, with media in both, one or none).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.integrations.row_costs import MEDIA_COLUMNS
-from dflop.integrations.sent_rows import Joined
+from dflop.integrations.sent_rows import Joined, even
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,10 +29,10 @@ _FILLS = {"labels": -100}
 """What fills up rows; `input_ids` have the tokenizer's own, all others 0."""
 
 _OF_MEDIA = ("pixel", "image", "video", "audio", "input_features", "feature", "aspect", "patch", "spatial")
-"""What names of media's tensors begin with. One may be as wide as its sample has tokens, by chance."""
+"""What the names of tensors of media begin with. Such a tensor may be as wide as the tokens."""
 
 _CLOSE = 1e-3
-"""Pixels of two pictures together may be rounded otherwise than of each alone."""
+"""Relative and absolute. A processor may round pixels of two pictures otherwise than those of each alone."""
 
 
 class CollatedAlone:
@@ -123,7 +123,10 @@ class CollatedAlone:
         mask = batch.get("attention_mask")
         ones = torch.arange(shape[1]) if mask is None else mask[0].nonzero()[:, 0]
         if not len(ones):
-            message = f"the collation gives a sample of {shape[1]} tokens and no one in its `attention_mask`"
+            message = (
+                f"the collation gives a sample of {shape[1]} tokens whose `attention_mask` is 0 everywhere, "
+                "must have a 1"
+            )
             raise ValueError(message)
         kept = slice(int(ones[0]), int(ones[-1]) + 1)
         row: Row = {PADDING: self._padding}
@@ -156,8 +159,8 @@ def join(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         held = [row[name] for row in rows if name in row]
         are_media = [isinstance(value, Joined) for value in held]
         if all(are_media):
-            # Samples of text alone have none.
-            found[name] = _one_behind_the_other([value[0] for value in held])
+            # Samples of text alone have none; smaller tiles and masks are filled up, as processors do it.
+            found[name] = torch.cat(even([value[0] for value in held], first=1))
             continue
         if any(are_media) or len(set(map(_behind_first, held))) > 1:
             message = f"`{name}` has several forms, must have one in all samples: {list(map(_form, held))}"
@@ -181,7 +184,7 @@ def _copied(value: Any) -> Any:
 
 
 def _has_media(row: Any, found: Row) -> bool:
-    """By what was read, as a collation may add a blank picture; else by what the collation made of it."""
+    """By a sample's columns, as a collation may add a blank picture; without such columns by its tensors."""
     if isinstance(row, Mapping) and (names := MEDIA_COLUMNS & row.keys()):
         return any(row[name] is not None and row[name] != [] for name in names)
     return any(isinstance(value, Joined) for value in found.values())
@@ -205,16 +208,6 @@ def _behind_first(value: Any) -> tuple[int, ...]:
 def _padded(value: torch.Tensor, width: int, fill: int, is_left: bool) -> torch.Tensor:
     more = value.new_full((width - len(value), *value.shape[1:]), fill)
     return torch.cat([more, value] if is_left else [value, more])
-
-
-def _one_behind_the_other(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """With zeros where one is smaller, as processors fill up tiles and masks."""
-    most = [max(sizes) for sizes in zip(*[value.shape[1:] for value in values], strict=True)]
-    evened = []
-    for value in values:
-        behind = [n for size, large in zip(value.shape[1:], most, strict=True) for n in (large - size, 0)]
-        evened.append(torch.nn.functional.pad(value, behind[::-1]) if any(behind) else value)
-    return torch.cat(evened)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflop.integrations.sent_rows import Joined
+from dflop.integrations.sent_rows import Joined, even
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,7 +164,7 @@ def _media(name: str, values: list[torch.Tensor | Joined | None]) -> torch.Tenso
     present = [value for value in values if value is not None]
     if all(isinstance(value, Joined) for value in present):
         tensors = [value[0] for value in present if len(value[0])]
-        return torch.cat(_even(tensors, first=1)) if tensors else None
+        return torch.cat(even(tensors, first=1)) if tensors else None
     # Where each sample of a rank has one picture, TRL has split them one by one; else a sample is one row.
     rows = [
         value[0].squeeze(0) if isinstance(value, Joined) and len(value[0]) == 1 else value for value in values
@@ -174,16 +174,4 @@ def _media(name: str, values: list[torch.Tensor | Joined | None]) -> torch.Tenso
         message = f"ranks have `{name}` in different forms: one row a sample, and several"
         raise ValueError(message)
     of_samples = [torch.zeros_like(known) if row is None else row for row in rows]
-    return torch.stack(_even(of_samples, first=0))  # type: ignore[arg-type]
-
-
-def _even(values: list[torch.Tensor], first: int) -> list[torch.Tensor]:
-    """Zeros behind, from dimension `first` on, until all are equally large: each rank pads to its largest."""
-    most = [max(sizes) for sizes in zip(*[value.shape for value in values], strict=True)]
-    found = []
-    for value in values:
-        missing = [large - size for size, large in zip(value.shape, most, strict=True)]
-        missing[:first] = [0] * first
-        behind = [number for size in reversed(missing) for number in (0, size)]
-        found.append(torch.nn.functional.pad(value, behind) if any(missing) else value)
-    return found
+    return torch.stack(even(of_samples, first=0))  # type: ignore[arg-type]

@@ -179,7 +179,7 @@ class _Loaded:
             )
             raise ValueError(message)
         sizes = [self._size(row) for row in rows]
-        # Of all together: a small picture may well be one token.
+        # Of all samples so far, because a small picture may well be one token.
         check_expanded(self._num_tokens, self._num_media)
         # The trainer takes an optimizer step after so many, and at no other place where a stream ends.
         parts = self.spread.split(sizes, num_batches, most=most)
@@ -246,15 +246,9 @@ class _Loaded:
         return encoder, len(tokens)
 
 
-def _named(row: Any) -> Row:
-    if isinstance(row, Mapping) and "input_ids" in row:
-        return dict(row) if type(row) is dict else {**row, _KIND: type(row)}
-    found = f"of {sorted(map(str, row))}" if isinstance(row, Mapping) else f"a `{type(row).__name__}`"
-    message = (
-        f"a sample that was read is {found}, must have `input_ids`: it is counted by its tokens. Tokenize in "
-        "the dataset; or give a dataset with a length, whose rows are counted before they are read"
-    )
-    raise ValueError(message)
+def _named(row: Mapping[str, Any]) -> Row:
+    """A sample with its type; `CollatedAlone` has given tokens to those that had none."""
+    return dict(row) if type(row) is dict else {**row, _KIND: type(row)}
 
 
 def _is_there(medium: Any) -> bool:
@@ -264,7 +258,7 @@ def _is_there(medium: Any) -> bool:
 
 
 def _restored(row: Row) -> Any:
-    """A sample as the dataset made it; a copy, as a collation may empty it, and it may be needed again."""
+    """A sample as the dataset made it; a copy, because a collation may empty it, and others need it again."""
     held = {name: value for name, value in row.items() if name != _KIND}
     kind = row.get(_KIND)
     return held if kind is None else kind(held)

@@ -23,6 +23,26 @@ class Joined(tuple[torch.Tensor]):
     __slots__ = ()
 
 
+def even(values: Sequence[torch.Tensor], first: int) -> list[torch.Tensor]:
+    """Zeros behind, until all are equally large: each rank, or each sample, is padded to its own largest.
+
+    Args:
+        values: of as many dimensions each.
+        first: the dimension from which on they are filled up.
+
+    Returns:
+        As many.
+    """
+    most = [max(sizes) for sizes in zip(*[value.shape for value in values], strict=True)]
+    found = []
+    for value in values:
+        missing = [large - size for size, large in zip(value.shape, most, strict=True)]
+        missing[:first] = [0] * first
+        behind = [number for size in reversed(missing) for number in (0, size)]
+        found.append(torch.nn.functional.pad(value, behind) if any(missing) else value)
+    return found
+
+
 class _Header(tuple[bool, tuple[int, ...], torch.dtype]):
     """Stands for a tensor: whether it is `Joined`, its shape, its type."""
 

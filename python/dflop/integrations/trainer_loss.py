@@ -88,12 +88,17 @@ def degree_of(trainer: Any) -> int:
     Returns:
         How many.
     """
-    sizes = [getattr(trainer, f"get_{name}_size", None) for name in ("tp", "cp", "sp")]
     # ms-swift cuts rows itself, and tells nobody else.
     degree = int(getattr(getattr(trainer, "template", None), "sequence_parallel_size", None) or 1)
-    for size in sizes:
-        degree *= 1 if size is None else int(size())
+    for name in ("tp", "cp", "sp"):
+        degree *= _size_of(trainer, name)
     return degree
+
+
+def _size_of(trainer: Any, name: str) -> int:
+    """Ranks of a kind of group; earlier releases of transformers know none."""
+    size = getattr(trainer, f"get_{name}_size", None)
+    return 1 if size is None else int(size())
 
 
 def check_degree(trainer: Any) -> None:
@@ -175,13 +180,16 @@ def check_loss(trainer: Any) -> None:
 
 def _wrong_of_parts(trainer: Any) -> str | None:
     """What is wrong with the loss where each rank of a group has a part of each row."""
-    sp, cp = (int(getattr(trainer, name, lambda: 1)()) for name in ("get_sp_size", "get_cp_size"))
-    if sp > 1:
+    if (sp := _size_of(trainer, "sp")) > 1:
         return (
             f"`sp_size` of its `parallelism_config` is {sp}, must be 1: with it the loss is a mean of each "
             "microbatch"
         )
-    if cp > 1 and trainer.compute_loss_func is None and not divides_by_tokens(trainer):
+    if (
+        (cp := _size_of(trainer, "cp")) > 1
+        and trainer.compute_loss_func is None
+        and not divides_by_tokens(trainer)
+    ):
         return (
             f"`cp_size` of its `parallelism_config` is {cp}, must be 1 for this model: its loss takes no "
             "`num_items_in_batch`, and the one that stands in for it needs whole rows"

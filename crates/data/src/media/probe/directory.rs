@@ -20,8 +20,8 @@ pub(super) struct Directory {
     pub(super) xmp: Option<(u64, u64)>,
 }
 
-/// The EXIF orientation in the TIFF header from `at` to `end`: none where no entry says it, or the header is broken;
-/// 1 where an entry says what is no orientation. A picture is displayed as stored then.
+/// The EXIF orientation in the TIFF header from `at` to `end`. It is none where no entry says it, or the header is
+/// broken. It is 1, and the picture is displayed as stored, where the entry holds something else than an orientation.
 pub(super) fn orientation(source: &mut Source<'_>, at: u64, end: u64) -> Result<Option<u16>, Fault> {
     match first_directory(source, at, end) {
         Ok(directory) => Ok(directory.orientation),
@@ -69,7 +69,7 @@ pub(super) fn first_directory(source: &mut Source<'_>, at: u64, end: u64) -> Res
         match tag {
             WIDTH => directory.width = entry_value(source, order, entry_at, is_big)?,
             HEIGHT => directory.height = entry_value(source, order, entry_at, is_big)?,
-            // To Pillow an entry without values is none, and bytes are no number.
+            // Pillow passes over an entry without values, and takes no number from one of bytes.
             ORIENTATION if order.number(&source.bytes::<4>(entry_at + 4)?) != 0 => {
                 let is_number = order.number(&source.bytes::<2>(entry_at + 2)?) != 1;
                 let value = entry_value(source, order, entry_at, is_big)?.filter(|_| is_number);
@@ -101,7 +101,7 @@ fn entry_value(
         // Signed, too.
         3 | 8 => 2,
         4 | 9 => 4,
-        // Eight bytes; a side of more than 32 bits is no side.
+        // A number of eight bytes. No picture has a side that needs more than four.
         16 if is_big => {
             let whole = order.number(&source.bytes::<8>(entry_at + 12)?);
             return Ok(u32::try_from(whole).ok());

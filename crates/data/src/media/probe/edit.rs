@@ -44,7 +44,8 @@ impl Tables {
         let mut offsets = Offsets::new(source, self.offsets)?;
         if let [(start, end)] = edits[..] {
             let (first, _) = offsets.first(source)?;
-            // The edit's end is rounded to a tick of the movie; two milliseconds are no frame.
+            // The end of the edit is rounded to a tick of the movie. It may be off by so much, at most two
+            // milliseconds: no frame is that short.
             let rounded = timescale.div_ceil(movie_timescale).min(timescale / 500);
             if start <= first && end + i128::from(rounded) >= first + i128::from(sample_ticks) {
                 return Ok(None);
@@ -73,48 +74,51 @@ impl Tables {
         }
         Ok(Some(shown))
     }
-}
 
-/// Ticks of the media that a decoder gives of a track of AAC, whose packets it decodes whole: the last one, too, where
-/// the edit list or the packet's own duration ends within it. None where packets differ, or where there are several
-/// edits: the durations of the tables hold then.
-pub(super) fn whole_packets(
-    tables: &Tables,
-    source: &mut Source<'_>,
-    movie_timescale: u32,
-    timescale: u32,
-) -> Result<Option<u64>, Fault> {
-    let Some(durations) = tables.durations else { return Ok(None) };
-    let num_runs = u64::from(source.u32_be(durations.body + 4)?);
-    let (mut num_packets, mut packet_ticks) = (0u64, 0u64);
-    for run in 0..num_runs {
-        let (count, ticks) = pair(source, durations.body + 8 + run * 8)?;
-        let ticks = u64::from(ticks);
-        if run == 0 {
-            packet_ticks = ticks;
-        } else if ticks > packet_ticks || (ticks < packet_ticks && (count, run + 1) != (1, num_runs)) {
+    /// Ticks of the media that a decoder gives of a track of AAC. It decodes whole packets, also the last one, within
+    /// which the edit list or the packet's own duration may end. None where packets differ in length, or where there are
+    /// several edits; then the durations of the tables hold.
+    pub(super) fn whole_packets(
+        &self,
+        source: &mut Source<'_>,
+        movie_timescale: u32,
+        timescale: u32,
+    ) -> Result<Option<u64>, Fault> {
+        let Some(durations) = self.durations else { return Ok(None) };
+        let num_runs = u64::from(source.u32_be(durations.body + 4)?);
+        let (mut num_packets, mut packet_ticks) = (0u64, 0u64);
+        for run in 0..num_runs {
+            let (count, ticks) = pair(source, durations.body + 8 + run * 8)?;
+            let ticks = u64::from(ticks);
+            if run == 0 {
+                packet_ticks = ticks;
+            } else if ticks > packet_ticks || (ticks < packet_ticks && (count, run + 1) != (1, num_runs)) {
+                return Ok(None);
+            }
+            num_packets = num_packets.saturating_add(count);
+        }
+        let Some(all) = num_packets.checked_mul(packet_ticks).filter(|&ticks| ticks > 0) else {
             return Ok(None);
-        }
-        num_packets = num_packets.saturating_add(count);
+        };
+        let edits = match self.edits {
+            Some(list) => entries(source, list)?
+                .into_iter()
+                .filter_map(|(ticks, start)| Some((ticks, start?)))
+                .collect(),
+            None => Vec::new(),
+        };
+        let (start, end) = match (&edits[..], movie_timescale) {
+            ([], _) => (0, all),
+            (&[(ticks @ 1.., start)], 1..) => {
+                let ticks = rounded(ticks, timescale, movie_timescale);
+                let start = start.unsigned_abs();
+                (start, start.saturating_add(ticks))
+            }
+            _ => return Ok(None),
+        };
+        let shown = end.min(all).div_ceil(packet_ticks) * packet_ticks;
+        Ok(shown.checked_sub(start).filter(|&ticks| ticks > 0))
     }
-    let Some(all) = num_packets.checked_mul(packet_ticks).filter(|&ticks| ticks > 0) else { return Ok(None) };
-    let edits = match tables.edits {
-        Some(list) => {
-            entries(source, list)?.into_iter().filter_map(|(ticks, start)| Some((ticks, start?))).collect()
-        }
-        None => Vec::new(),
-    };
-    let (start, end) = match (&edits[..], movie_timescale) {
-        ([], _) => (0, all),
-        (&[(ticks @ 1.., start)], 1..) => {
-            let ticks = rounded(ticks, timescale, movie_timescale);
-            let start = start.unsigned_abs();
-            (start, start.saturating_add(ticks))
-        }
-        _ => return Ok(None),
-    };
-    let shown = end.min(all).div_ceil(packet_ticks) * packet_ticks;
-    Ok(shown.checked_sub(start).filter(|&ticks| ticks > 0))
 }
 
 /// Ticks of the movie in ticks of the media: the nearest, as `FFmpeg` rounds.

@@ -124,7 +124,7 @@ fn answer(brand: [u8; 4], movie: &Movie) -> Result<Probe, Fault> {
         ..Probe::new(MediaKind::Video, format)
     }
     .lasting(video.media_s());
-    // The frame rate is that of all frames, those that are cut off included; a decoder gives those that are shown.
+    // The frame rate is that of all frames in the file. A decoder gives only those that the edit list shows.
     let frames = video.num_samples.saturating_sub(video.num_hidden);
     Ok(Probe { frames: Some(frames), duration_s: video.shown_s(movie.timescale), ..probe })
 }
@@ -155,7 +155,7 @@ fn read_moov(source: &mut Source<'_>, moov: Box4, movie: &mut Movie) -> Result<(
     }
     // Of fragments the tables know nothing.
     for track in movie.tracks.iter_mut().filter(|track| track.is_aac && mvex.is_none()) {
-        let found = edit::whole_packets(&track.tables, source, movie.timescale, track.timescale)?;
+        let found = track.tables.whole_packets(source, movie.timescale, track.timescale)?;
         track.packets_ticks = found.unwrap_or(0);
     }
     // It may stand before the tracks whose defaults it holds.

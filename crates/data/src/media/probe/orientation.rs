@@ -9,7 +9,7 @@ const EXIF: &[u8] = b"Exif\0\0";
 /// What a picture's metadata say of its orientation.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// Of EXIF; a value that is no orientation still silences XMP.
+    /// What EXIF says. XMP is not asked where EXIF says anything, even a number that is no orientation.
     exif: Option<u16>,
     xmp: Option<u16>,
 }
