@@ -15,7 +15,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-frameworks test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-measured bench-padding bench-generations docs site picture package wheel-aarch64 release check clean
+.PHONY: help setup demo test test-rust test-python test-more test-explore test-dist test-layouts test-hosts test-hostile test-oldest test-deepspeed test-frameworks test-gpu lint fmt snap lock bench bench-data bench-cost bench-gpu bench-step bench-layouts bench-train bench-compile bench-curves bench-kills bench-schedule bench-plan bench-paper bench-report bench-adapt bench-sim bench-prepare bench-loader bench-adopt bench-measured bench-padding bench-generations docs pages site picture package wheel-aarch64 release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -265,12 +265,14 @@ define criterion
 	@$(PYTHON) benches/collect.py $(2) target/criterion-$(1) bench/out/$(2).json
 endef
 
-docs: site ## The site, and Rust documentation in site/rust; warnings are errors
+docs: pages ## The site, and Rust documentation in site/rust; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --exclude dflop-py --no-deps --quiet
 	@rm -rf site/rust && cp -r target/doc site/rust
 
-site: setup $(DEV) ## The site -> site/index.html: every link led somewhere, every snippet run as written (5 minutes)
+pages: setup $(DEV) ## The site -> site/index.html: every link leads somewhere
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+site: pages ## The site, and every snippet of its guide run as written (5 minutes)
 	$(BIN)/python -m pytest tests/docs/test_guide.py tests/docs/test_blocks.py tests/docs/test_site.py -m site -n $(TEST_JOBS)
 
 picture: setup ## docs/report.png anew: the top of a report over made-up numbers (needs Chromium)
@@ -285,7 +287,7 @@ wheel-aarch64: $(VENV)/.dependencies ## The wheel for aarch64 Linux, built here 
 release: $(VENV)/.dependencies ## A new version in every file that names it (VERSION=0.2.0)
 	$(BIN)/python tools/release.py $(VERSION)
 
-check: test test-more lint docs ## Tests with all their cases, lints and docs
+check: test test-more lint docs site ## Tests with all their cases, lints, docs and the guide as it is written
 
 clean: ## Remove what was built and the demo
 	rm -rf target $(VENV) dist demo bench/out site

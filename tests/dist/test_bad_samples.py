@@ -239,7 +239,7 @@ def test_a_sound_that_ends_early_is_bad_where_its_header_says_more(ending, tmp_p
             adapter.pixels(path, "audio", (), grid)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.more), 1])
 def test_a_decoder_that_hangs_is_named_with_file_rank_and_step(workers, demo, tmp_path):
     """Under `skip` too: it may be the disk. Before the others give up."""
     wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "skip")

@@ -90,7 +90,9 @@ def test_a_run_that_is_killed_again_and_again_trains_each_sample_once(demo, tmp_
     assert not list((out / "checkpoints").glob("*.new"))
 
 
-@pytest.mark.parametrize(("in_step", "first_timeout_s"), [(0, 12.0), (1, 1e5)])
+@pytest.mark.parametrize(
+    ("in_step", "first_timeout_s"), [(0, 12.0), pytest.param(1, 1e5, marks=pytest.mark.more)]
+)
 def test_a_rank_that_hangs_is_named_with_step_and_action(in_step, first_timeout_s, demo, tmp_path):
     """The other gives up at its deadline, that of the first step apart, and says who stands where."""
     given_up = tmp_path / "given up"

@@ -217,7 +217,7 @@ def make_pictures(tmp_path, rows, samples, microbatches, adapters=None, shard=No
     return make
 
 
-@pytest.mark.some(2, 1)
+@pytest.mark.some(1, 2)
 @pytest.mark.parametrize("lines", ["lora", "generated", "all", "first"])
 def test_pictures(lines, tmp_path, quiet):
     """With the first line, all three, or adapters, whose reference is the model without them."""

@@ -223,6 +223,7 @@ def check_hangs(plan, schedule, model_dir, tmp_path, is_of_pair, **more):
     results(run_ranks(plan.num_ranks, rank, tmp_path))
 
 
+@pytest.mark.more
 def test_receives_opened_too_early_hang_with_it(model_dir, tmp_path, monkeypatch):
     """That the queues of this file are what they say: the middle rank's receive stands before its send."""
     open_early(monkeypatch)
@@ -308,6 +309,7 @@ def ahead(num_microbatches):
     ]
 
 
+@pytest.mark.more
 def test_an_encoder_far_ahead_ends_where_each_action_waits_for_all_messages(model_dir, tmp_path):
     """The encoder waits for what it sent: the LLM's rank opens it in time, long before it needs it."""
     plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(LLM))

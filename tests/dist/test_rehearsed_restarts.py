@@ -89,6 +89,7 @@ def test_a_checkpoint_says_what_training_would(demo, whole):
     assert sorted(found["files"]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 
+@pytest.mark.more
 @pytest.mark.timeout(1800)
 def test_a_rank_dies_at_night(demo, tmp_path):
     """The command with torchrun: rank 1 dies once, in step 5 of 7; all go on from a checkpoint, and it ends well."""

@@ -385,6 +385,7 @@ def run_child(command, environment, what):
     return worker.main(), None
 
 
+@pytest.mark.more
 launch.run_child = run_child
 # Those of pytest: what is logged belongs on stderr.
 logging.getLogger().handlers.clear()

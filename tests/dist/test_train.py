@@ -53,6 +53,7 @@ def compared(demo, tmp_path_factory):
     return directory / "run"
 
 
+@pytest.mark.more
 def test_a_run_writes_each_step_and_each_sample_once_an_epoch(plain):
     """Five steps by the environment of torchrun: one epoch of three, and two of the next."""
     out = plain

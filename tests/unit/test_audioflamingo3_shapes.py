@@ -75,6 +75,7 @@ def lengths(name, count):
     return [samples for samples in found if samples > 2 * hop]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["short", "coarse", "uneven"])
 def test_sounds_through_the_processor(name):
     """Windows that it cuts, and placeholders that it writes, for arrays of samples."""

@@ -66,6 +66,7 @@ def stacks():
     return plain, fast
 
 
+@pytest.mark.more
 def gradients(layers, sizes, mode="none"):
     """Gradients of a pack of samples of these sizes, by parameter; `states` is that of the input."""
     layers.zero_grad()
