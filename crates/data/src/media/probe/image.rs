@@ -45,7 +45,7 @@ pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
             // Pillow joins EXIF segments, so that the first one has the directory; of XMP the last one counts.
             0xe1 if !has_exif && length >= 8 && starts_with(source, body, b"Exif\0")? => {
                 has_exif = true;
-                turn.read_exif(source, body + 6, end)?;
+                turn.read_exif(source, body, end)?;
             }
             0xe1 if length > XMP.len() as u64 && starts_with(source, body, XMP)? => {
                 turn.read_xmp(source, body + XMP.len() as u64, end)?;
