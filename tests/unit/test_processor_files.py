@@ -77,7 +77,9 @@ def test_a_processor_that_was_saved_again_goes_before_the_older_file(model, requ
     assert profiled(folder) == expected
     assert processor_fields(folder / "model", "image_processor") == saved["image_processor"]
     # Without the newer parts the older file counts.
-    written(folder / "model/processor_config.json", {"processor_class": saved["processor_class"]} | _own(saved))
+    written(
+        folder / "model/processor_config.json", {"processor_class": saved["processor_class"]} | _own(saved)
+    )
     assert processor_fields(folder / "model", "image_processor") == older
     assert profiled(folder) == by_transformers(folder) != expected
 

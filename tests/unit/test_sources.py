@@ -18,7 +18,21 @@ from pyarrow import parquet as pq
 from dflop._native import Dataset, run_cli
 
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261130"))
-WORDS = ["cat", " ", "\u00e9", "\u65e5\u672c", "\U0001f642", "a\nb", '"', "\\", "\t", "<imag", "{{x}}", "\u2028", "\r\n"]
+WORDS = [
+    "cat",
+    " ",
+    "\u00e9",
+    "\u65e5\u672c",
+    "\U0001f642",
+    "a\nb",
+    '"',
+    "\\",
+    "\t",
+    "<imag",
+    "{{x}}",
+    "\u2028",
+    "\r\n",
+]
 SPEAKERS = {"user": "human", "assistant": "gpt"}
 
 
@@ -98,9 +112,7 @@ def table(draw: random.Random, samples: list[Any]) -> pa.Table:
         [{"bytes": b, "path": draw.choice([None, "a.png"])} if is_nested else b for b in media_of(turns)]
         for _, turns in samples
     ]
-    talk = [
-        [{"from": SPEAKERS[who], "value": marked(parts)} for who, parts in turns] for _, turns in samples
-    ]
+    talk = [[{"from": SPEAKERS[who], "value": marked(parts)} for who, parts in turns] for _, turns in samples]
     count = len(samples)
     columns = {
         "id": pa.array([name for name, _ in samples], pa.string()).cast(pa.large_string()),
@@ -197,7 +209,9 @@ def test_a_packing_that_is_not_read_is_named(model, tmp_path, capfd):
     config = tmp_path / "dflop.yaml"
     config.write_text(f"model: {{dir: {model}}}\ndata: {{mixture: rows.parquet}}\n")
     assert run_cli(["dflop", "profile", "data", "-c", str(config)])[0] == 2
-    assert "rows.parquet`: column `answer` is packed by Brotli, must be by Zstandard" in capfd.readouterr().err
+    assert (
+        "rows.parquet`: column `answer` is packed by Brotli, must be by Zstandard" in capfd.readouterr().err
+    )
     # A column that is not read may be packed in any way.
     pq.write_table(rows, path, compression={"question": "zstd", "answer": "gzip", "other": "brotli"})
     assert len(profiled(tmp_path, model, path)) == 1

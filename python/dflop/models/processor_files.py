@@ -1,6 +1,6 @@
 """The files of a model directory that describe its processors, in the forms that transformers has given them.
 
-processor_config.json            newer: all processors, each a part of its name; these go before the files below
+processor_config.json            newer: all processors, each a part of its name; goes before the files below
 preprocessor_config.json         the image processor or feature extractor: its fields, or a part of its name
 video_preprocessor_config.json   the video processor; without this file it has the image processor's fields
 """
@@ -30,7 +30,7 @@ def processor_file(model_dir: Path, part: str = "image_processor") -> Path:
         part: `image_processor` or `feature_extractor`.
 
     Returns:
-        `processor_config.json` where it holds the part, as transformers looks for it; else that of the part alone.
+        `processor_config.json` where it holds the part, as in transformers; else that of the part alone.
     """
     path = model_dir / _WHOLE_FILE
     return path if part in _content(path) else model_dir / _FILE
@@ -75,7 +75,8 @@ def settings_of_processor(model_dir: Path, part: str) -> dict[str, Any]:
         part: one that it holds, as in `processor_fields`.
 
     Returns:
-        Those of `processor_config.json`; without it, of the file of that part where it holds the whole processor; else none.
+        Those of `processor_config.json`; without it, of the part's file where it holds the whole processor;
+        else none.
 
     Raises:
         FileNotFoundError: neither file is there.

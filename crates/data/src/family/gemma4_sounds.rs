@@ -168,7 +168,11 @@ mod tests {
         let short = Sounds::from_files(&files).unwrap().unwrap();
         let of = |duration_s: f64| short.shape(&Sound { duration_s, sample_rate: 16_000 });
         assert_eq!(of(1.0).unwrap().feature_tokens(), 25);
-        assert!(of(1.1).unwrap_err().starts_with("its 28 tokens are more than `audio_seq_length` of the processor, 25"));
+        assert!(
+            of(1.1)
+                .unwrap_err()
+                .starts_with("its 28 tokens are more than `audio_seq_length` of the processor, 25")
+        );
         let shape = rule.shape(&Sound { duration_s: 1.0, sample_rate: 8_000 }).unwrap();
         assert_eq!((shape.num_tiles, shape.encoder_tokens()), (1, 25));
         assert_eq!(shape.segments[0].tower, Tower::Second);

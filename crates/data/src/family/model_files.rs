@@ -226,7 +226,9 @@ impl ModelFiles {
             (name.to_owned(), hash_parts(files.iter().map(|file| file.bytes.as_slice())))
         };
         let processors: Vec<&ModelFile> = match [&self.preprocessor, &self.processor] {
-            [none, processor] if none.bytes.is_empty() => vec![&self.config, processor, &self.video_preprocessor],
+            [none, processor] if none.bytes.is_empty() => {
+                vec![&self.config, processor, &self.video_preprocessor]
+            }
             [own, none] if none.bytes.is_empty() => vec![&self.config, own, &self.video_preprocessor],
             [own, processor] => vec![&self.config, own, &self.video_preprocessor, processor],
         };

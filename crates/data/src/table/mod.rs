@@ -125,8 +125,8 @@ impl Writer {
             Some(waiting) => waiting,
             none => {
                 let (neighbour, file) = Neighbour::create(&self.path, "rows.")?;
-                let writer = StreamWriter::try_new(BufWriter::new(file), &columns::schema_unnamed())
-                    .map_err(other)?;
+                let writer =
+                    StreamWriter::try_new(BufWriter::new(file), &columns::schema_unnamed()).map_err(other)?;
                 none.insert((neighbour, writer))
             }
         };
