@@ -205,7 +205,8 @@ def test_a_packing_that_is_not_read_is_named(model, tmp_path, capfd):
     """Brotli is sound Parquet: the file is not called damaged."""
     rows = pa.table({"question": ["What?"], "answer": ["That."], "other": ["x"]})
     path = tmp_path / "rows.parquet"
-    pq.write_table(rows, path, compression={"question": "zstd", "answer": "brotli", "other": "none"})
+    packed: dict[str, Any] = {"question": "zstd", "answer": "brotli", "other": "none"}
+    pq.write_table(rows, path, compression=packed)  # pyright: ignore[reportArgumentType]
     config = tmp_path / "dflop.yaml"
     config.write_text(f"model: {{dir: {model}}}\ndata: {{mixture: rows.parquet}}\n")
     assert run_cli(["dflop", "profile", "data", "-c", str(config)])[0] == 2
@@ -213,5 +214,6 @@ def test_a_packing_that_is_not_read_is_named(model, tmp_path, capfd):
         "rows.parquet`: column `answer` is packed by Brotli, must be by Zstandard" in capfd.readouterr().err
     )
     # A column that is not read may be packed in any way.
-    pq.write_table(rows, path, compression={"question": "zstd", "answer": "gzip", "other": "brotli"})
+    packed |= {"answer": "gzip", "other": "brotli"}
+    pq.write_table(rows, path, compression=packed)  # pyright: ignore[reportArgumentType]
     assert len(profiled(tmp_path, model, path)) == 1
