@@ -88,6 +88,7 @@ def _own(saved: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if not isinstance(value, dict)}
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("model", OWN, indirect=True)
 def test_fields_of_an_older_processors_own_file_are_compared_with_the_model(model, capfd, request):
     """Releases before 5 write the image processor's file and, beside it, what belongs to the processor alone."""

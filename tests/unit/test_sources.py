@@ -162,7 +162,7 @@ def write_arrow(draw: random.Random, rows: pa.Table, path: Any) -> None:
 def test_tables_are_read_as_pyarrow_wrote_them(write, model, tmp_path):
     print(f"DFLOP_TEST_SEED={SEED}")
     draw, num_read = random.Random(SEED), 0
-    while num_read < 12:
+    while num_read < 8:
         samples = [(f"{index}\u00e9", conversation(draw)) for index in range(draw.choice([1, 3, 9]))]
         rows = table(draw, samples)
         path = tmp_path / f"rows \u00fc.{write.__name__.removeprefix('write_')}"
