@@ -357,9 +357,7 @@ mod tests {
         let text = parsed("{num_ranks: 6, ranks_per_node: 8}").unwrap_err();
         let rule = "line 3: cluster.ranks_per_node: 8, must not exceed `cluster.num_ranks`, 6";
         assert!(text.contains(rule), "{text}");
-        // Beside other problems of the section too.
-        let text =
-            parsed("{num_ranks: 6, ranks_per_node: 8, device: tpu, memory_budget_bytes: x}").unwrap_err();
+        let text = parsed("{num_ranks: 6, ranks_per_node: 8, device: tpu}").unwrap_err();
         assert!(text.contains(rule) && text.contains("cluster.device"), "{text}");
         // Where one of the two is already wrong by itself, the comparison of the two is left out.
         let text = parsed("{num_ranks: 0, ranks_per_node: 4}").unwrap_err();
