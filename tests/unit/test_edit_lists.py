@@ -56,6 +56,21 @@ def shortened(clip: bytes, by: int) -> bytes:
     return bytes(whole)
 
 
+def with_edits(clip: bytes, edits: list[tuple[int, int]]) -> bytes:
+    """The clip with an edit list of these entries: ticks of the movie, and where in the media they begin."""
+    at = clip.index(b"elst") - 4
+    rows = b"".join(struct.pack(">IiI", ticks, start, 1 << 16) for ticks, start in edits)
+    whole_box = struct.pack(">I4sII", 16 + len(rows), b"elst", 0, len(edits)) + rows
+    (old_bytes,) = struct.unpack_from(">I", clip, at)
+    grown = len(whole_box) - old_bytes
+    whole = bytearray(clip[:at] + whole_box + clip[at + old_bytes :])
+    for name in (b"moov", b"trak", b"edts"):
+        box = whole.rindex(name, 0, at) - 4
+        struct.pack_into(">I", whole, box, struct.unpack_from(">I", whole, box)[0] + grown)
+    assert whole.index(b"mdat") < whole.index(b"moov"), "places of samples would move"
+    return bytes(whole)
+
+
 def decoded(clip: bytes) -> int:
     with av.open(io.BytesIO(clip)) as container:
         return sum(1 for _ in container.decode(video=0))
@@ -127,3 +142,17 @@ def test_sounds_are_as_long_as_decoded(tmp_path):
             expected[name] = sum(frame.samples for frame in container.decode(audio=0))
     found = {name: round(row["duration_s"] * row["sample_rate"]) for name, row in rows.items()}
     assert found == expected
+
+
+def test_an_edit_of_no_length_shows_nothing(tmp_path):
+    """Alone, before and behind others, with media and without."""
+    clip = cut(encoded("libx264", {"bf": "0"}), "mp4", 5, 40)
+    shows, void, gap = (400, 2560), (0, 5120), (100, -1)
+    lists = [[void], [void, shows], [shows, void], [shows, void, (200, 12_800)], [gap, void], [gap, shows]]
+    for index, edits in enumerate(lists):
+        (tmp_path / f"{index}.mp4").write_bytes(with_edits(clip, edits))
+    command = [sys.executable, "-m", "dflop", "probe", "--json", *(f"{k}.mp4" for k in range(len(lists)))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    frames = [row["frames"] or 0 for row in map(json.loads, done.stdout.splitlines())]
+    assert frames == [decoded((tmp_path / f"{k}.mp4").read_bytes()) for k in range(len(lists))]
+    assert frames == [0, 10, 10, 15, 0, 10]

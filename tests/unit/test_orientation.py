@@ -149,3 +149,32 @@ def test_what_pillow_refuses_of_a_text_is_refused(tmp_path):
     rows = {row["path"]: row for row in map(json.loads, done.stdout.splitlines())}
     for name, (_, words) in cases.items():
         assert words in rows[name]["error"]
+
+
+@pytest.mark.skipif(not features.check("webp"), reason="Pillow without WebP")
+def test_exif_without_a_tiff_header_is_refused_as_by_pillow(tmp_path):
+    """A picture that Pillow refuses in training is a bad sample before; headers that Pillow turns around are read."""
+    body, found = exif(6)[4:], {}
+    heads = [b"II*\0", b"II\0*", b"MM\0*", b"MM*\0", b"MM\0+", b"II+\0", b"XX*\0", b"II\0\0", b"Exif", b""]
+    for head in heads:
+        swapped = exif(6, order=">")[4:] if head.startswith(b"MM") else body
+        for data in (head + swapped, head + swapped[:3], head):
+            name = data[:9].hex()
+            found[f"{name}.jpg"] = jpeg(b"Exif\0\0" + data)
+            found[f"other-{name}.jpg"] = jpeg(b"Exif\0\xff" + data)
+            found[f"{name}.png"] = png(chunks=((b"eXIf", data),))
+            found[f"{name}.webp"] = picture("WEBP", exif=data)
+    expected, sides = {}, {}
+    for name, bytes_ in found.items():
+        (tmp_path / name).write_bytes(bytes_)
+        try:
+            with Image.open(io.BytesIO(bytes_)) as image:
+                expected[name] = ImageOps.exif_transpose(image).size
+        except (SyntaxError, struct.error):
+            expected[name] = None
+    assert {SIDES, SIDES[::-1], None} == set(expected.values())
+    command = [sys.executable, "-m", "dflop", "probe", "--json", *sorted(found)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    for row in map(json.loads, done.stdout.splitlines()):
+        sides[row["path"]] = (row["width"], row["height"]) if row.get("width") else None
+    assert sides == expected, done.stderr

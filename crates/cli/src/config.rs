@@ -354,9 +354,9 @@ mod tests {
         assert_eq!(parsed("{num_ranks: 6, ranks_per_node: 4}"), Ok(4));
         assert_eq!(parsed("{num_ranks: 17, device: h100}"), Ok(8));
         assert_eq!(parsed("{num_ranks: 3, device: h100}"), Ok(3));
-        let text = parsed("{num_ranks: 6, ranks_per_node: 8}").unwrap_err();
+        let text = parsed("{num_ranks: 6, ranks_per_node: 8, device: tpu}").unwrap_err();
         let rule = "line 3: cluster.ranks_per_node: 8, must not exceed `cluster.num_ranks`, 6";
-        assert!(text.contains(rule), "{text}");
+        assert!(text.contains(rule) && text.contains("cluster.device"), "{text}");
         // Where one of the two is already wrong by itself, the comparison of the two is left out.
         let text = parsed("{num_ranks: 0, ranks_per_node: 4}").unwrap_err();
         assert!(!text.contains("must not exceed"), "{text}");

@@ -246,7 +246,9 @@ fn others(text: &mut String, ways: &[WayPrediction], best: &RankedPlan) {
             _ => (number::NONE.to_owned(), number::NONE.to_owned()),
         };
         let kind = if way.is_baseline { "baseline" } else { "dflop" };
-        vec![way.way.clone(), kind.to_owned(), step, over, way.num_microbatches.to_string()]
+        let at_most = if !way.is_baseline && best.layout.is_colocated() { "<= " } else { "" };
+        let num_microbatches = format!("{at_most}{}", way.num_microbatches);
+        vec![way.way.clone(), kind.to_owned(), step, over, num_microbatches]
     };
     lines(text, &header, 2, &ways.iter().map(row).collect::<Vec<_>>());
     for way in ways {

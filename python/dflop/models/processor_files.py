@@ -1,7 +1,7 @@
 """The files of a model directory that describe its processors, in the forms that transformers has given them.
 
+processor_config.json            newer: all processors, each a part of its name; goes before the files below
 preprocessor_config.json         the image processor or feature extractor: its fields, or a part of its name
-processor_config.json            newer: all processors, each a part of its name
 video_preprocessor_config.json   the video processor; without this file it has the image processor's fields
 """
 
@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 
     import torch
 
-_FILES = ("preprocessor_config.json", "processor_config.json")
+_FILE, _WHOLE_FILE = "preprocessor_config.json", "processor_config.json"
 _VIDEO_FILE = "video_preprocessor_config.json"
 
 
-def processor_file(model_dir: Path) -> Path:
-    """The file of the image processor or feature extractor.
+def processor_file(model_dir: Path, part: str = "image_processor") -> Path:
+    """The file of a processor.
 
     Args:
         model_dir: of the model.
+        part: `image_processor` or `feature_extractor`.
 
     Returns:
-        The first of these files that exists; where none does, the path of the first.
+        `processor_config.json` where it holds the part, as in transformers; else that of the part alone.
     """
-    return next((path for name in _FILES if (path := model_dir / name).is_file()), model_dir / _FILES[0])
+    path = model_dir / _WHOLE_FILE
+    return path if part in _content(path) else model_dir / _FILE
 
 
 def processor_fields(model_dir: Path, part: str) -> dict[str, Any]:
@@ -48,17 +50,21 @@ def processor_fields(model_dir: Path, part: str) -> dict[str, Any]:
         FileNotFoundError: there is no file.
         ProfileError: it is not JSON.
     """
-    path = processor_file(model_dir)
-    content = _read(path)
-    if part == "video_processor":
-        if part in content:
-            return content[part]
-        if (model_dir / _VIDEO_FILE).is_file():
-            return _read(model_dir / _VIDEO_FILE)
-        # An old file may give the type of the image processor, which is not one of the video's fields.
-        fields = content.get("image_processor", content)
-        return {name: value for name, value in fields.items() if not name.endswith("_type")}
-    return content.get(part, content)
+    whole = _content(model_dir / _WHOLE_FILE)
+    if part in whole:
+        return whole[part]
+    if part != "video_processor":
+        content = _read(model_dir / _FILE)
+        return content.get(part, content)
+    if (model_dir / _VIDEO_FILE).is_file():
+        return _read(model_dir / _VIDEO_FILE)
+    # An old file may give the type of the image processor, which is not one of the video's fields.
+    path = model_dir / _FILE
+    content = whole if not path.is_file() and whole else _read(path)
+    if part in content:
+        return content[part]
+    fields = content.get("image_processor", content)
+    return {name: value for name, value in fields.items() if not name.endswith("_type")}
 
 
 def settings_of_processor(model_dir: Path, part: str) -> dict[str, Any]:
@@ -69,17 +75,21 @@ def settings_of_processor(model_dir: Path, part: str) -> dict[str, Any]:
         part: one that it holds, as in `processor_fields`.
 
     Returns:
-        Of the file of that part, if it holds the whole processor; else of `processor_config.json`, or none
-        where that is missing.
+        Those of `processor_config.json`; without it, of the part's file where it holds the whole processor;
+        else none.
 
     Raises:
-        FileNotFoundError: the part has no file.
+        FileNotFoundError: neither file is there.
         ProfileError: one is not JSON.
     """
-    content = _read(processor_file(model_dir))
-    if part in content:
-        return content
-    path = model_dir / _FILES[1]
+    path = model_dir / _WHOLE_FILE
+    if path.is_file():
+        return _read(path)
+    content = _read(model_dir / _FILE)
+    return content if part in content else {}
+
+
+def _content(path: Path) -> dict[str, Any]:
     return _read(path) if path.is_file() else {}
 
 

@@ -167,7 +167,8 @@ def prepare(
     """
     if schedule.label_tokens < 1:
         message = f"the global batch of step {schedule.step} has no label tokens, nothing to learn from"
-        raise RankError(message)
+        hint = "take samples without an answer out of the mixture, or raise `train.global_batch_size`"
+        raise RankError(message, hint, is_of_all=True)
     stages: dict[int, list[MicrobatchWork]] = {}
     packed_llm: dict[int, LlmInput] = {}
     for stage in mesh.stages:

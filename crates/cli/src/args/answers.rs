@@ -15,6 +15,12 @@ const SIMULATE_EXAMPLE: &str = r#"Example, with times of I and W for the orders 
     "input_ns": [[10, 12], [11, 10]], "weight_ns": [[10, 12], [11, 10]]}' > durations.json
   dflop simulate --durations durations.json --order zero-bubble --trace trace.json"#;
 
+/// A number of ranks that clusters are simulated with.
+fn number_of_ranks(text: &str) -> Result<u32, String> {
+    let known = text.parse().ok().filter(|ranks| (2..=4096).contains(ranks));
+    known.ok_or_else(|| "must be whole numbers from 2 to 4096, as in 8,16,32".to_owned())
+}
+
 /// Time a step without running it: a plan on its data, or durations from a file.
 ///
 /// Without `--durations` the command simulates the plan beside the configuration, on global batches of its data, scheduled
@@ -51,7 +57,7 @@ pub(crate) struct Simulate {
         value_name = "RANKS",
         value_delimiter = ',',
         conflicts_with_all = ["durations", "steps", "trace"],
-        value_parser = clap::value_parser!(u32).range(2..=4096)
+        value_parser = number_of_ranks
     )]
     pub(crate) num_ranks: Vec<u32>,
     /// Plan under other conditions, for example --set cluster.num_ranks=64,128 --set data.weights.video=0.4

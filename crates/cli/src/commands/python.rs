@@ -7,8 +7,9 @@ use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::table;
 use dflop_step::Arm;
+use dflop_step::batches::GlobalBatches;
 use dflop_types::artifact::MadeFrom;
-use dflop_types::{Artifact, DataProfile, ModelProfile, Plan, artifact};
+use dflop_types::{Artifact, DataProfile, ModelProfile, Plan, SampleIndex, artifact};
 use serde_json::json;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -189,9 +190,10 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     if !continues(&out, arguments.resume.as_deref())? {
         check_empty(&out, arguments.force)?;
     }
-    // Giants that are refused, before any rank starts.
-    inputs.batches(&plan)?;
+    // Giants that are refused, before any rank starts; and what teaches nothing.
+    let batches = inputs.batches(&plan)?;
     let steps = arguments.steps.unwrap_or(config.train.steps);
+    check_labels(&batches, &inputs.data_profile, steps)?;
     let num_steps = match &arguments.replay {
         Some(log) => replay::check(log, &out, &plan, &inputs, &made_from)?,
         None if arguments.compare => steps.saturating_add(arguments.warmup_pairs.into()),
@@ -261,6 +263,29 @@ fn held_out(
         );
     }
     Ok(Some(path))
+}
+
+/// Steps whose label tokens are counted before a run, at most: seconds, where some samples have none.
+const COUNTED_STEPS_MAX: u64 = 100_000;
+
+/// `Ok` if every global batch has label tokens, by which its loss is divided.
+fn check_labels(batches: &GlobalBatches, data: &DataProfile, num_steps: u64) -> Result<(), Failure> {
+    let is_mute = |sample: &SampleIndex| data.samples[sample.index()].shape.label_tokens == 0;
+    let num_samples = data.samples.len();
+    let num_mute = (0..num_samples as u32).map(SampleIndex).filter(is_mute).count();
+    if num_mute == 0 {
+        return Ok(());
+    }
+    let steps = 0..num_steps.min(COUNTED_STEPS_MAX);
+    let Some(step) = steps.into_iter().find(|&step| batches.batch(step).iter().all(is_mute)) else {
+        return Ok(());
+    };
+    let cause = format!(
+        "the global batch of step {step} would have no label token, nothing can be learned from it: {num_mute} of \
+         {num_samples} samples have none"
+    );
+    let hint = "take samples without an answer out of the mixture, or raise `train.global_batch_size`";
+    Err(Failure::new(cause, Some(hint.to_owned())))
 }
 
 /// `Ok` if there are arms to compare, each once.

@@ -71,12 +71,15 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
             if num_microbatches == 1 { "" } else { "es" }
         );
         outln!("{}", summary(&timeline));
-        let ideal_ns = timeline.ideal_ns();
-        outln!(
-            "ideal    {}, the work of the busiest rank; the makespan is {} that",
-            number::ns(ideal_ns),
-            number::times(timeline.makespan_ns as f64 / ideal_ns.max(1) as f64)
-        );
+        // Without work there is nothing to divide by.
+        let over = match timeline.ideal_ns() {
+            0 => String::new(),
+            ideal_ns => {
+                let over = number::times(timeline.makespan_ns as f64 / ideal_ns as f64);
+                format!("; the makespan is {over} that")
+            }
+        };
+        outln!("ideal    {}, the work of the busiest rank{over}", number::ns(timeline.ideal_ns()));
     }
     Ok(())
 }

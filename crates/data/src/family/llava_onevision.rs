@@ -17,7 +17,7 @@
 //! `get_video_features`, and the processors of both versions count it.
 
 use super::anyres::{Pinpoints, unpadded};
-use super::fields::{CONFIG, Fields, PREPROCESSOR, SIDE_MAX};
+use super::fields::{CONFIG, Fields, PREPROCESSOR, SIDE_MAX, processor_fields};
 use super::{
     Clip, FRAMES_MAX, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused,
     uniform_frames, unread,
@@ -216,7 +216,25 @@ impl LlavaOnevision {
             .ok_or_else(|| {
                 config.error("vision_aspect_ratio", "must be `anyres_max_N`, N at least 1".to_owned())
             })?;
-        Ok(Self { image_size, patch_size, grid_pinpoints, max_tiles })
+        let rule = Self { image_size, patch_size, grid_pinpoints, max_tiles };
+        match processor_fields(preprocessor_json) {
+            Some(processor) => rule.must_be_of(&processor).map(|()| rule),
+            None => Ok(rule),
+        }
+    }
+
+    /// `Ok` if the processor counts tokens as the model has them.
+    fn must_be_of(&self, processor: &Fields<'_>) -> Result<(), DataError> {
+        processor.must_be("vision_feature_select_strategy", &["full"], true)?;
+        let (field, side) = ("num_image_tokens", u64::from(self.image_size / self.patch_size));
+        if processor.get(field).and_then(Value::as_u64) != Some(side * side) {
+            return Err(processor.error(field, format!("must be {}, the patches of a tile", side * side)));
+        }
+        let (field, wanted) = ("vision_aspect_ratio", format!("anyres_max_{}", self.max_tiles));
+        if processor.get(field).map_or(Some("anyres_max_9"), Value::as_str) != Some(wanted.as_str()) {
+            return Err(processor.error(field, format!("must be \"{wanted}\", as the model has it")));
+        }
+        Ok(())
     }
 
     /// Side of a tile, in pixels.
@@ -464,7 +482,13 @@ mod tests {
                 "`image_processor_type`",
             ),
         ];
-        for (config, preprocessor, expected) in cases {
+        // Fields of the processor that holds the image processor.
+        let processors = [
+            (with(&config, "vision_aspect_ratio", json!("anyres_max_4")), nested.clone(), "\"anyres_max_4\""),
+            (config.clone(), with(&nested, "num_image_tokens", json!(729)), "must be 81"),
+            (config, with(&nested, "vision_feature_select_strategy", json!("default")), "\"full\""),
+        ];
+        for (config, preprocessor, expected) in cases.into_iter().chain(processors) {
             let error = LlavaOnevision::from_config(&config, &preprocessor).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }

@@ -25,6 +25,7 @@ mod mistral3;
 pub(crate) mod model_files;
 mod named;
 mod paddleocr_vl;
+mod parts;
 mod patches;
 mod qwen2_5_omni;
 mod qwen2_audio;
@@ -226,11 +227,11 @@ pub trait Family: Send + Sync + fmt::Debug {
 pub struct FamilyFiles {
     /// `config.json`.
     pub config: Value,
-    /// `preprocessor_config.json`, or `processor_config.json` where that is not there.
+    /// `preprocessor_config.json`, or where there is a `processor_config.json` its fields, with the parts that it does not hold.
     pub preprocessor: Value,
-    /// `video_preprocessor_config.json`.
+    /// `video_preprocessor_config.json`, or what transformers takes for it.
     pub video_preprocessor: Value,
-    /// `processor_config.json`, which may also be `preprocessor`.
+    /// `processor_config.json`.
     pub processor: Value,
 }
 

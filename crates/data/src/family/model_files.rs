@@ -2,7 +2,7 @@
 
 use crate::error::DataError;
 use crate::family::named::{self, NamedModel};
-use crate::family::{self, Family, FamilyFiles};
+use crate::family::{self, Family, FamilyFiles, fields, parts};
 use dflop_types::artifact::hash_parts;
 use dflop_types::{MadeFrom, regular};
 use serde_json::Value;
@@ -90,9 +90,8 @@ impl ModelFiles {
         };
         Ok(Self {
             config: needed(&["config.json"])?,
-            // Newer processors keep the image processor's fields in one file with their own.
-            // Only the families that we know read it.
-            preprocessor: optional(&["preprocessor_config.json", "processor_config.json"])?,
+            // Only the families that we know read these.
+            preprocessor: optional(&["preprocessor_config.json"])?,
             video_preprocessor: optional(&["video_preprocessor_config.json"])?,
             tokenizer: needed(&["tokenizer.json"])?,
             tokenizer_config: optional(&["tokenizer_config.json"])?,
@@ -127,7 +126,7 @@ impl ModelFiles {
             },
             tokenizer_config: local("tokenizer_config.json")?,
             special_tokens_map: local("special_tokens_map.json")?,
-            processor: local("processor_config.json")?,
+            processor: template_alone(local("processor_config.json")?)?,
             chat_template: match local("chat_template.json")? {
                 none if none.bytes.is_empty() => local("chat_template.jinja")?,
                 found => found,
@@ -226,9 +225,16 @@ impl ModelFiles {
         let hash = |name: &str, files: &[&ModelFile]| {
             (name.to_owned(), hash_parts(files.iter().map(|file| file.bytes.as_slice())))
         };
+        let processors: Vec<&ModelFile> = match [&self.preprocessor, &self.processor] {
+            [none, processor] if none.bytes.is_empty() => {
+                vec![&self.config, processor, &self.video_preprocessor]
+            }
+            [own, none] if none.bytes.is_empty() => vec![&self.config, own, &self.video_preprocessor],
+            [own, processor] => vec![&self.config, own, &self.video_preprocessor, processor],
+        };
         MadeFrom::from([
             hash("model_config", &[&self.config]),
-            hash("processor", &[&self.config, &self.preprocessor, &self.video_preprocessor]),
+            hash("processor", &processors),
             hash(
                 "tokenizer",
                 &[
@@ -247,12 +253,10 @@ impl ModelFiles {
     /// # Errors
     /// [`DataError::Model`] for one that is not JSON.
     pub(crate) fn family_files(&self) -> Result<FamilyFiles, DataError> {
-        Ok(FamilyFiles {
-            config: self.config.json()?,
-            preprocessor: self.preprocessor.json()?,
-            video_preprocessor: self.video_preprocessor.json()?,
-            processor: self.processor.json()?,
-        })
+        let processor = self.processor.json()?;
+        let (preprocessor, video_preprocessor) =
+            parts::of_files(self.preprocessor.json()?, self.video_preprocessor.json()?, &processor);
+        Ok(FamilyFiles { config: self.config.json()?, preprocessor, video_preprocessor, processor })
     }
 
     /// `config.json`, or the section of it that describes the model that trains: of Qwen2.5-Omni and Qwen3-Omni the thinker.
@@ -276,11 +280,20 @@ impl ModelFiles {
         let files = self.family_files()?;
         let is_known =
             files.config["model_type"].as_str().is_some_and(|name| family::known().contains(&name));
-        if is_known && self.preprocessor.bytes.is_empty() {
+        if is_known && self.preprocessor.bytes.is_empty() && !parts::holds_parts(&files.processor) {
             let source = std::io::ErrorKind::NotFound.into();
             return Err(DataError::Io { act: "read", path: self.preprocessor.path.clone(), source });
         }
-        family::open(&files)?.ok_or_else(|| DataError::UnknownFamily {
+        let found = family::open(&files).map_err(|error| match error {
+            // Rules know one file: here the parts stand in the other.
+            DataError::Config { file: fields::PREPROCESSOR, field, value, rule }
+                if parts::holds_parts(&files.processor) =>
+            {
+                DataError::Config { file: fields::PROCESSOR, field, value, rule }
+            }
+            other => other,
+        });
+        found?.ok_or_else(|| DataError::UnknownFamily {
             path: self.config.path.clone(),
             found: files.config["model_type"].as_str().unwrap_or("missing").to_owned(),
             known: family::known(),
@@ -333,6 +346,16 @@ fn template_in(field: &Value) -> Result<Option<String>, String> {
             })
         }
     }
+}
+
+/// Of a `processor_config.json` the chat template: the rest is of the model whose tokenizer it stands beside.
+fn template_alone(mut processor: ModelFile) -> Result<ModelFile, DataError> {
+    if let Some(template) = processor.json()?.get("chat_template") {
+        processor.bytes = serde_json::json!({"chat_template": template}).to_string().into_bytes();
+    } else {
+        processor.bytes.clear();
+    }
+    Ok(processor)
 }
 
 fn first_of(model_dir: &Path, names: &[&str]) -> PathBuf {

@@ -120,17 +120,17 @@ impl Writer {
 
     /// Moves the rows in memory to the file of those that wait.
     fn set_aside(&mut self) -> io::Result<()> {
-        let batch = columns::unnamed(&self.rows).map_err(io::Error::other)?;
+        let batch = columns::unnamed(&self.rows).map_err(other)?;
         let (_, writer) = match &mut self.waiting {
             Some(waiting) => waiting,
             none => {
                 let (neighbour, file) = Neighbour::create(&self.path, "rows.")?;
-                let writer = StreamWriter::try_new(BufWriter::new(file), &columns::schema_unnamed())
-                    .map_err(io::Error::other)?;
+                let writer =
+                    StreamWriter::try_new(BufWriter::new(file), &columns::schema_unnamed()).map_err(other)?;
                 none.insert((neighbour, writer))
             }
         };
-        writer.write(&batch).map_err(io::Error::other)?;
+        writer.write(&batch).map_err(other)?;
         self.rows.clear();
         self.bytes = 0;
         Ok(())
@@ -444,7 +444,15 @@ fn other_columns(found: &arrow_schema::Schema) -> String {
     format!("it has {} columns, must be {}", found.fields().len(), known.fields().len())
 }
 
+/// The error of the operating system that is inside, where there is one: a full disk says so itself.
 fn other<E: std::error::Error + Send + Sync + 'static>(error: E) -> io::Error {
+    let mut inside = error.source();
+    while let Some(cause) = inside {
+        if let Some(code) = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+            return io::Error::from_raw_os_error(code);
+        }
+        inside = cause.source();
+    }
     io::Error::other(error)
 }
 

@@ -205,7 +205,7 @@ pub(super) fn section(report: &Report, most_bytes: usize) -> Option<Section> {
     let held = held(&all, names, most_bytes.saturating_sub(summary.0.len() + WORDS_BYTES));
     let body = html! {
         p {
-            "Each step as it ran" @if num_ranks(&held.steps) > 1 { ", a lane a rank" } ". The bars are the steps by their time: click on one, or use the slider. Drag over the "
+            "Each step as " (how_steps_came(&all)) @if num_ranks(&held.steps) > 1 { ", a lane a rank" } ". The bars are the steps by their time: click on one, or use the slider. Drag over the "
             "timeline to look at a part of it, and point at a block for its times. "
             span class="note" {
                 "Keys on the timeline: + and - zoom, left and right move, 0 shows all, page up and page down go to the step before and after."
@@ -217,6 +217,17 @@ pub(super) fn section(report: &Report, most_bytes: usize) -> Option<Section> {
         (summary)
     };
     Some(Section { id: "steps", name: "Step by step", body })
+}
+
+/// What the steps show: those of a plan alone never ran.
+fn how_steps_came(items: &[Item<'_>]) -> &'static str {
+    if items.iter().all(|item| item.step.measured.is_none()) {
+        "the simulator predicts it"
+    } else if items.iter().all(|item| item.step.is_rehearsed) {
+        "it was rehearsed"
+    } else {
+        "it ran"
+    }
 }
 
 fn viewer(held: &Held<'_>, names: Names<'_>) -> Markup {
@@ -329,6 +340,19 @@ mod tests {
             StepView { step, arm: "aware".to_owned(), measured: Some(measured), ..StepView::default() }
         };
         (0..num_steps).map(step).collect()
+    }
+
+    #[test]
+    fn steps_of_a_plan_alone_are_not_said_to_have_run() {
+        let words = |change: fn(StepView) -> StepView| {
+            let steps = steps(2, 2, 2).into_iter().map(change).collect();
+            crate::render(&Report { steps, ..Report::default() })
+        };
+        assert!(words(|step| step).contains("Each step as it ran, a lane a rank"));
+        let predicted = |step: StepView| StepView { predicted: step.measured, measured: None, ..step };
+        assert!(words(predicted).contains("Each step as the simulator predicts it, a lane a rank"));
+        let rehearsed = |step| StepView { is_rehearsed: true, ..step };
+        assert!(words(rehearsed).contains("Each step as it was rehearsed"));
     }
 
     /// A thousand steps of 64 ranks, 16 actions each, with all that a run has beside them: every step is held, in 5 MB.

@@ -20,9 +20,22 @@ pub(super) struct Directory {
     pub(super) xmp: Option<(u64, u64)>,
 }
 
-/// The EXIF orientation in the TIFF header from `at` to `end`. It is none where no entry says it, or the header is
+/// The EXIF orientation in the TIFF header from `at` to `end`. It is none where no entry says it, or the directory is
 /// broken. It is 1, and the picture is displayed as stored, where the entry holds something else than an orientation.
+///
+/// # Errors
+/// [`Fault::Unsound`] where no TIFF header stands there: Pillow, which decodes in training, refuses the picture.
 pub(super) fn orientation(source: &mut Source<'_>, at: u64, end: u64) -> Result<Option<u16>, Fault> {
+    if at >= end {
+        return Ok(None);
+    }
+    let head = if end - at < 8 { None } else { source.bytes::<8>(at).ok() };
+    match head.as_ref().and_then(|head| head.first_chunk()) {
+        Some(b"II*\0" | b"II\0*" | b"MM\0*" | b"MM*\0") => {}
+        // Of EXIF Pillow reads no big TIFF: it looks for a directory where none is.
+        Some(b"MM\0+") => return Ok(None),
+        _ => return Fault::unsound("its EXIF does not begin with a TIFF header"),
+    }
     match first_directory(source, at, end) {
         Ok(directory) => Ok(directory.orientation),
         Err(Fault::Unsound(_)) => Ok(None),
@@ -43,7 +56,8 @@ pub(super) fn first_directory(source: &mut Source<'_>, at: u64, end: u64) -> Res
         _ => return Fault::unsound("its byte order is neither II nor MM"),
     };
     let is_big = match order.number(&header[2..4]) {
-        42 => false,
+        // Some writers turn its bytes around.
+        42 | 0x2a00 => false,
         43 => true,
         magic => return Fault::unsound(format!("its magic number is {magic}, must be 42 or 43")),
     };

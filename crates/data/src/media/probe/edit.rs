@@ -16,29 +16,34 @@ pub(super) struct Tables {
 
 impl Tables {
     /// Number of samples that are shown: those whose time lies within an edit, as `FFmpeg` decodes them. None where
-    /// no edit has media, where one has no end, and where one edit shows all samples; they last `sample_ticks`.
+    /// no edit has media, where one of a fragmented file has no end, and where one edit shows all samples; they last
+    /// `sample_ticks`. Of a file without fragments an edit of no length shows nothing.
     pub(super) fn num_shown(
         &self,
         source: &mut Source<'_>,
         movie_timescale: u32,
         timescale: u32,
         sample_ticks: u64,
+        is_fragmented: bool,
     ) -> Result<Option<u64>, Fault> {
         let (Some(list), Some(durations)) = (self.edits, self.durations) else { return Ok(None) };
         if movie_timescale == 0 {
             return Ok(None);
         }
-        let mut edits = Vec::new();
+        let (mut edits, mut has_void) = (Vec::new(), false);
         for (ticks, start) in entries(source, list)? {
             let Some(start) = start else { continue };
             let ticks = i128::from(rounded(ticks, timescale, movie_timescale));
-            if ticks == 0 {
+            if ticks == 0 && is_fragmented {
                 return Ok(None);
+            } else if ticks == 0 {
+                has_void = true;
+                continue;
             }
             edits.push((i128::from(start), i128::from(start) + ticks));
         }
         if edits.is_empty() {
-            return Ok(None);
+            return Ok(has_void.then_some(0));
         }
         let num_durations = u64::from(source.u32_be(durations.body + 4)?);
         let mut offsets = Offsets::new(source, self.offsets)?;

@@ -15,7 +15,7 @@ const PLAIN_DELAY: u16 = 10;
 pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let mut at = 2;
     let mut size = None;
-    let mut has_exif = false;
+    let (mut exif, mut has_density) = (None, false);
     let mut turn = Turn::default();
     while at + 4 <= source.len() {
         // A marker may be filled up with any number of 0xff; other bytes between segments are skipped, as libjpeg does.
@@ -42,10 +42,14 @@ pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
                 let [_, h1, h0, w1, w0] = source.bytes(body)?;
                 size = Some((u32::from(w1) << 8 | u32::from(w0), u32::from(h1) << 8 | u32::from(h0)));
             }
+            // Where it says how dense the pixels are, in inches or centimetres.
+            0xe0 if length >= 14 && starts_with(source, body, b"JFIF")? => {
+                let [unit] = source.bytes(body + 7)?;
+                has_density |= matches!(unit, 1 | 2);
+            }
             // Pillow joins EXIF segments, so that the first one has the directory; of XMP the last one counts.
-            0xe1 if !has_exif && length >= 8 && starts_with(source, body, b"Exif\0")? => {
-                has_exif = true;
-                turn.read_exif(source, body + 6, end)?;
+            0xe1 if exif.is_none() && length >= 8 && starts_with(source, body, b"Exif\0\0")? => {
+                exif = Some((body, end));
             }
             0xe1 if length > XMP.len() as u64 && starts_with(source, body, XMP)? => {
                 turn.read_xmp(source, body + XMP.len() as u64, end)?;
@@ -60,6 +64,13 @@ pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
             source.len()
         ));
     };
+    if let Some((at, end)) = exif {
+        match turn.read_exif(source, at, end) {
+            // Pillow looks there for the density first. Then it knows the EXIF as broken, and asks nothing more.
+            Err(Fault::Unsound(_)) if !has_density => turn.leave(),
+            read => read?,
+        }
+    }
     Ok(Probe::image("jpeg", turn.displayed(size)))
 }
 

@@ -150,7 +150,8 @@ fn read_moov(source: &mut Source<'_>, moov: Box4, movie: &mut Movie) -> Result<(
     }
     for track in movie.tracks.iter_mut().filter(|track| &track.handler == b"vide") {
         let ticks = track.sample_ticks;
-        let shown = track.tables.num_shown(source, movie.timescale, track.timescale, ticks)?;
+        let shown =
+            track.tables.num_shown(source, movie.timescale, track.timescale, ticks, mvex.is_some())?;
         track.num_hidden = shown.map_or(0, |shown| track.num_samples.saturating_sub(shown));
     }
     // Of fragments the tables know nothing.

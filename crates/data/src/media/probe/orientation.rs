@@ -30,6 +30,11 @@ impl Turn {
         Ok(())
     }
 
+    /// The picture lies as it is stored, whatever its metadata say.
+    pub(super) const fn leave(&mut self) {
+        self.exif = Some(1);
+    }
+
     /// Takes the XMP packet from `at` to `end` in place of an earlier one.
     pub(super) fn read_xmp(&mut self, source: &mut Source<'_>, at: u64, end: u64) -> Result<(), Fault> {
         self.xmp = digit_of_xmp(source, at, end)?;

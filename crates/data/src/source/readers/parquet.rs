@@ -14,8 +14,9 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection, RowSelector,
 };
+use parquet::basic::Compression;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{PageIndexPolicy, RowGroupMetaData};
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, RowGroupMetaData};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -53,6 +54,8 @@ impl ParquetFile {
         let Chosen { read, unread } = choice::choose(metadata.schema(), &self.source)
             .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location)))?;
         let mask = ProjectionMask::roots(metadata.parquet_schema(), read);
+        check_packing(metadata.metadata(), &mask)
+            .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location)))?;
         let rows_of = |group: &RowGroupMetaData| u64::try_from(group.num_rows()).ok();
         let group_rows: Option<Vec<_>> = metadata.metadata().row_groups().iter().map(rows_of).collect();
         let counted = group_rows.and_then(|rows| {
@@ -109,6 +112,24 @@ impl TableFile for ParquetFile {
         }
         Err(tables::past_the_end(&self.location, index, footer.num_rows))
     }
+}
+
+/// Whether the columns that are read are packed in a way that we unpack.
+fn check_packing(metadata: &ParquetMetaData, mask: &ProjectionMask) -> Result<(), String> {
+    let columns = metadata.row_groups().iter().flat_map(|group| group.columns().iter().enumerate());
+    for (_, column) in columns.filter(|(leaf, _)| mask.leaf_included(*leaf)) {
+        let name = match column.compression() {
+            Compression::BROTLI(_) => "Brotli",
+            Compression::LZO => "LZO",
+            _ => continue,
+        };
+        return Err(format!(
+            "column `{}` is packed by {name}, must be by Zstandard, Snappy, gzip or LZ4: write the file again, for \
+             example with `pyarrow.parquet.write_table(table, file, compression=\"zstd\")`",
+            column.column_path().string()
+        ));
+    }
+    Ok(())
 }
 
 fn unsound(location: &Location, cause: impl fmt::Display) -> DataError {

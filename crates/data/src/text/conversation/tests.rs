@@ -298,6 +298,8 @@ fn history_and_input_belong_to_the_question() {
     assert!(unread.is_empty(), "{unread:?}");
     let plain = parse(&json!({"instruction": "add", "input": "", "output": "2", "history": []}));
     assert_eq!(said(&plain), ["user: add", "assistant: 2"]);
+    let alone = parse(&json!({"instruction": "", "input": "1 and 1", "output": "2"}));
+    assert_eq!(said(&alone), ["user: 1 and 1", "assistant: 2"]);
 }
 
 /// As TRL has them.

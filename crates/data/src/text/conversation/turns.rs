@@ -81,7 +81,10 @@ fn asked(record: &Value, (key, question): (&'static str, &Value)) -> Result<Turn
     let at = turns.said.len() - 2;
     if has_input {
         let below = &mut turns.said[at].pieces;
-        below.push(Piece::Text("\n".to_owned()));
+        // Trainers join what is not empty.
+        if !below.is_empty() {
+            below.push(Piece::Text("\n".to_owned()));
+        }
         cut(text(INPUT, &record[INPUT])?, below);
         turns.read.push(INPUT);
     }
