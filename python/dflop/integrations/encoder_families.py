@@ -285,7 +285,6 @@ TOWERS: dict[str, tuple[type[TileTower], ...]] = {
     "llava_next_video": (TileTower,),
     "mistral_large4": (PictureTower,),
     "qwen4_exp": (PlainPatchTower,),
-    "shieldgemma2": (SquaresTower,),
     "vipllava": (SquareTower,),
     "glmga": (GlmTower,),
     "glm4v": (GlmTower,),

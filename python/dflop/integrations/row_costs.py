@@ -421,7 +421,8 @@ def _merged(config: Any) -> dict[int, float]:
     for kind in _MEDIA:
         for token in _ids_of(config, kind):
             # Of media that share a token, the first kind counts.
-            found.setdefault(token, _merged_of(config, kind))
+            if token not in found:
+                found[token] = _merged_of(config, kind)
     return found
 
 
@@ -440,6 +441,9 @@ def _merged_of(config: Any, kind: str) -> float:
     if (family, kind) in _MERGED_BY:
         return _MERGED_BY[family, kind]
     is_sound = kind == "audio"
+    mode = getattr(config, "downsample_mode", None)
+    if not is_sound and isinstance(mode, str) and mode[:-1].isdigit():
+        return float(mode[:-1])
     part = getattr(config, "audio_config" if is_sound else "vision_config", None)
     for place in (config, part):
         for name, power in _FIELDS_OF_SOUNDS if is_sound else _FIELDS:
@@ -450,9 +454,6 @@ def _merged_of(config: Any, kind: str) -> float:
                 return float(value**power)
     if not is_sound and part is not None and (features := getattr(config, "mm_tokens_per_image", None)):
         return float((part.image_size // part.patch_size) ** 2 / features)
-    mode = getattr(config, "downsample_mode", None)
-    if not is_sound and isinstance(mode, str) and mode[:-1].isdigit():
-        return float(mode[:-1])
     warnings.warn(
         f"`{family}` has no field that dflop knows of how many encoder tokens become a feature of its "
         f"{kind}s: one is taken; better costs are those of a data profile (`dflop profile data`)",

@@ -256,21 +256,29 @@ def keep_the_mean(trainer: Any) -> None:
         _look_once(trainer)
 
 
-def warn_of_batch_norms(model: nn.Module | None, rank: int) -> None:
+def warn_of_neighbours(model: nn.Module | None, rank: int) -> None:
     """Says on rank 0 that a model's gradients depend on which samples share a microbatch, if they do.
 
     Args:
         model: that trains; None: it is not known yet.
         rank: of this process.
     """
-    norms = [name for name, module in (model or nn.Module()).named_modules() if isinstance(module, _BatchNorm)]
-    if rank == 0 and norms:
-        warnings.warn(
-            f"`{norms[0]}` is a BatchNorm, one of {len(norms)}: in training mode it takes means over a "
-            "microbatch, so the gradient of a sample depends on those beside it, with balanced batches and "
-            "without. Keep these layers in evaluation mode to have the gradient that one process has",
-            stacklevel=3,
-        )
+    if rank or model is None:
+        return
+    norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if norms:
+        fact = f"`{norms[0]}` is a BatchNorm, one of {len(norms)}, which takes means over a microbatch"
+        advice = "Keep these layers in evaluation mode"
+    elif getattr(getattr(unwrapped(model), "config", None), "model_type", None) == "hunyuan_vl":
+        fact = "transformers numbers the images of all rows of a microbatch together in positions of `hunyuan_vl`"
+        advice = "Give `position_ids` that number those of each row"
+    else:
+        return
+    warnings.warn(
+        f"{fact}: the gradient of a sample depends on those beside it, with balanced batches and without. "
+        f"{advice} to have the gradient of single samples",
+        stacklevel=3,
+    )
 
 
 class _Pairs:

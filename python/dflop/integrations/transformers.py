@@ -39,7 +39,7 @@ from dflop.integrations.trainer_loss import (
     degree_of,
     divides_by_tokens,
     keep_the_mean,
-    warn_of_batch_norms,
+    warn_of_neighbours,
 )
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def balance(
     from dflop.integrations.trainer_steps import BalancedSteps, load_whole_checkpoints, steps_of
 
     _check(trainer, when_loaded)
-    warn_of_batch_norms(trainer.model, trainer.args.process_index)
+    warn_of_neighbours(trainer.model, trainer.args.process_index)
     if is_generating(trainer):
         _check_unknown("the trainer generates its samples", costs, model_dir, options)
         if is_of_swift(trainer):
