@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from other_families import build, padded, sample
+from other_families import build
+from other_rows import padded, sample
 from ranks import environment, free_port, results, run_ranks
 from test_other_families import SHARED, TABLE
 from torch import distributed, nn
@@ -60,7 +61,10 @@ def check_equal(found, expected):
 def test_encoders_are_shared_out(name, is_shared, tmp_path):
     """The loss gets `num_items_in_batch` as trainers give it, which models hand on to their towers."""
     model = build(name)
-    steps = [[sample(model, name, 9 * step + rank, *sizes) for rank, sizes in enumerate(ranks)] for step, ranks in enumerate(STEPS)]
+    steps = [
+        [sample(model, name, 9 * step + rank, *sizes) for rank, sizes in enumerate(ranks)]
+        for step, ranks in enumerate(STEPS)
+    ]
     loss = losses(model, steps[0])
     for row in steps[0]:
         loss(row).backward()
@@ -95,12 +99,34 @@ def test_encoders_are_shared_out(name, is_shared, tmp_path):
 @pytest.mark.some(2, 6)
 @pytest.mark.parametrize(
     "name",
-    ["granite_speech", "ernie4_5_vl_moe", "phi4_multimodal", "kimi_k25", "gemma4_unified", "ovis2", "step3p7", "glmasr"],
+    [
+        "granite_speech",
+        "ernie4_5_vl_moe",
+        "phi4_multimodal",
+        "kimi_k25",
+        "gemma4_unified",
+        "ovis2",
+        "step3p7",
+        "glmasr",
+    ],
 )
 def test_a_trainer_trains_as_one_process(name, tmp_path):
     """`balance(trainer)` without costs, rows of tokens and tensors; in one process a microbatch is the whole step."""
     model = frozen_norms(build(name))
-    sizes = [(1, 4), (0, 30), (2, 9), (0, 5), (1, 22), (0, 12), (2, 3), (1, 7), (0, 2), (0, 17), (1, 1), (2, 14)]
+    sizes = [
+        (1, 4),
+        (0, 30),
+        (2, 9),
+        (0, 5),
+        (1, 22),
+        (0, 12),
+        (2, 3),
+        (1, 7),
+        (0, 2),
+        (0, 17),
+        (1, 1),
+        (2, 14),
+    ]
     rows = [sample(model, name, seed, *size) for seed, size in enumerate(sizes)]
     start = {key: value.clone() for key, value in model.state_dict().items()}
     port = free_port()

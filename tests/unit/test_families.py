@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+from test_other_families import SHARED, TABLE
+
 import dflop.models
 import dflop.profiling.families
 from dflop._native import families
-from test_other_families import SHARED, TABLE
-
 from dflop.integrations.encoder_families import TOWERS
 from dflop.models import FAMILIES as TRAINED
 from dflop.profiling.families import FAMILIES as MEASURED

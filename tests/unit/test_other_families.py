@@ -6,10 +6,10 @@ import copy
 import warnings
 from pathlib import Path
 
-import other_families
 import pytest
 import torch
-from other_families import TOKENS, build, padded, sample
+from other_families import TOKENS, build
+from other_rows import OF_SOUNDS, padded, sample
 from torch import nn
 from trainer_settings import trainer_arguments
 
@@ -85,7 +85,14 @@ EXTRA = {"llava_next_video": 1, "nemotron_h_omni": 10, "qianfan_ocr": 1, "viplla
 """Tokens of a tile that become no feature: of the class, and registers."""
 WITH_NEWLINES = ("hunyuan_vl", "llava_next_video", "phi4_multimodal")
 """Families that end lines of features with one of their own, which is counted as any other."""
-ROUNDED = {"glm5_next": 5, "minicpm_ocr": 3, "molmo2": 3, "qwen4_exp": 3, "granite_speech": 3, "granite_speech_plus": 3}
+ROUNDED = {
+    "glm5_next": 5,
+    "minicpm_ocr": 3,
+    "molmo2": 3,
+    "qwen4_exp": 3,
+    "granite_speech": 3,
+    "granite_speech_plus": 3,
+}
 """How much larger rounding is: recurrences, and gradients of biases of keys, which are nothing else."""
 # Some models warn of their own at every start.
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.usefixtures("quiet")]
@@ -192,7 +199,7 @@ def test_rows_are_counted(name):
         warnings.simplefilter("always")
         counted = costs_of_rows(rows, model)
     cost = cost_of_parameters(model)
-    kind = "audio" if name in other_families.OF_SOUNDS else "image"
+    kind = "audio" if name in OF_SOUNDS else "image"
     told = [one for one in said if f"a feature of its {kind}s: one is taken" in str(one.message)]
     is_warned = TABLE[name][1] == WARNED
     assert bool(told) == is_warned
@@ -255,7 +262,10 @@ def test_towers_are_known_or_refused(name):
 @pytest.mark.parametrize("name", TABLE)
 def test_costs_are_measured(name):
     model = build(name)
-    rows = [sample(model, name, seed, num, text) for seed, (num, text) in enumerate([(2, 7), (0, 20), (1, 5), (1, 30)])]
+    rows = [
+        sample(model, name, seed, num, text)
+        for seed, (num, text) in enumerate([(2, 7), (0, 20), (1, 5), (1, 30)])
+    ]
     counts = [int((row["input_ids"] >= TOKENS["audio"]).sum()) for row in rows]
     shapes = [(count, row["input_ids"].numel()) for count, row in zip(counts, rows, strict=True)]
     cost = measure_cost(model, rows.__getitem__, shapes, num_samples=4, repeats=1)

@@ -398,15 +398,15 @@ def media_tokens(model: nn.Module, cost: ParameterCost) -> dict[int, float]:
     parts = [name for name in _PARTS if getattr(config, name, None) is not None]
     if getattr(getattr(config, "text_config", None), "cross_attention_layers", None):
         message = (
-            "layers of the LLM attend to the encoder (`cross_attention_layers`), so a row has no token for each "
-            f"feature: nobody knows what the encoder reads of it, {_HINT}"
+            "layers of the LLM attend to the encoder (`cross_attention_layers`), so a row has no token for "
+            f"each feature: nobody knows what the encoder reads of it, {_HINT}"
         )
         raise ValueError(message)
     if parts and not merged:
         message = (
-            f"the model has a `{parts[0]}`, and its configuration does not say which token stands for a medium "
-            "(`image_token_id`, `video_token_id` or `audio_token_id`): nobody knows what its encoder reads of a "
-            f"row, {_HINT}"
+            f"the model has a `{parts[0]}`, and its configuration does not say which token stands for a "
+            "medium (`image_token_id`, `video_token_id` or `audio_token_id`): nobody knows what its encoder "
+            f"reads of a row, {_HINT}"
         )
         raise ValueError(message)
     if cost.sound_token is not None:

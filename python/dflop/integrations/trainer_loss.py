@@ -270,7 +270,7 @@ def warn_of_neighbours(model: nn.Module | None, rank: int) -> None:
         fact = f"`{norms[0]}` is a BatchNorm, one of {len(norms)}, which takes means over a microbatch"
         advice = "Keep these layers in evaluation mode"
     elif getattr(getattr(unwrapped(model), "config", None), "model_type", None) == "hunyuan_vl":
-        fact = "transformers numbers the images of all rows of a microbatch together in positions of `hunyuan_vl`"
+        fact = "`hunyuan_vl` numbers the images of all rows of a microbatch together in their positions"
         advice = "Give `position_ids` that number those of each row"
     else:
         return
