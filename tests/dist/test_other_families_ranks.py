@@ -159,5 +159,5 @@ def test_a_trainer_trains_as_one_process(name, tmp_path):
     (expected,) = results(run_ranks(1, lambda rank: run(rank, 1), tmp_path / "one"))
     for found in results(run_ranks(2, lambda rank: run(rank, 2), tmp_path / "two")):
         moved = {key for key in expected if not torch.equal(expected[key], start[key])}
-        assert len(moved) > len(expected) // 2
+        assert len(moved) > len(expected) // 4
         check_equal({key: found[key] for key in moved}, {key: expected[key] for key in moved})
