@@ -26,6 +26,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflop.integrations.backbone import backbone_of, unwrapped
+from dflop.integrations.parameter_cost import towers_inside
 from dflop.models.backbone import TEXT_MODELS
 from dflop.models.delta_rule import CONVOLUTION, LINEAR, RULE, keep_samples_apart, linear_layers
 from dflop.models.layer_kinds import WITH_WINDOWS, kinds_of_layers, sees_pictures_whole, window_of
@@ -374,6 +375,8 @@ def _decoder_of(model: Any) -> Any:
 
 def _reason_against(decoder: Any, config: Any, *, makes_masks: bool) -> str | None:
     names = _names_of(decoder)
+    if towers_inside(decoder):
+        return "it holds its encoders itself, and their attention goes by the same name"
     is_known = config.model_type in TEXT_MODELS
     # Of Qwen3.5 transformers does not say so.
     if not (is_known or getattr(decoder, "_supports_attention_backend", False)):

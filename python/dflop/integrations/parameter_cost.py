@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # What configurations call the experts of a layer, and those that a token reads.
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
+# Experts that tokens of pictures read in place of those of text (ERNIE 4.5 VL).
+_OF_OTHER_TOKENS = ("vision_moe",)
 # What encodes sounds, where the model that holds it has an encoder of pictures too.
-_OF_SOUNDS = ("audio_tower", "embed_audio")
-_OF_PICTURES = ("vision_tower", "visual")
+_OF_SOUNDS = ("audio_tower", "audio_embed", "embed_audio")
+_OF_PICTURES = ("vision_tower", "vision_model", "visual", "image_embed")
+# What draws pictures beside an encoder that reads them (Janus): no sample runs it in training.
+_DRAWS = ("vqmodel", "generation_embeddings", "generation_aligner", "generation_head")
 # Linear maps that read a table of distances, not tokens (Gemma 4's sounds).
 _OF_DISTANCES = ("relative_k_proj",)
 
@@ -83,6 +87,7 @@ def cost_of_parameters(model: nn.Module, *, is_trained: bool = True) -> Paramete
     # All below the head too: with adapters or a copy that trains it is a wrapper of peft.
     parts = [part for part in (decoder, head) if part is not None]
     of_llm = {id(module) for part in parts for module in part.modules()}
+    of_llm -= {id(module) for tower in towers_inside(decoder) for module in tower.modules()}
     share = _share_of_experts(decoder.config)
     if share < 1 and not any(_is_experts(module) for module in decoder.modules()):
         name = type(whole).__name__
@@ -106,14 +111,28 @@ def cost_of_parameters(model: nn.Module, *, is_trained: bool = True) -> Paramete
     )
 
 
+def towers_inside(decoder: nn.Module) -> list[nn.Module]:
+    """Encoders that a backbone holds beside its layers, as Phi-4-multimodal's does.
+
+    Args:
+        decoder: the backbone.
+
+    Returns:
+        Its children with convolutions, which read pixels or sound; mostly none.
+    """
+    beside = [child for name, child in decoder.named_children() if name != "layers"]
+    return [child for child in beside if any(isinstance(one, _CONVOLUTIONS) for one in child.modules())]
+
+
 class _Component:
     """The linear maps of encoder or LLM, in the order in which the model holds them."""
 
     def __init__(self, whole: nn.Module, is_part: Any, share: float, *, is_trained: bool) -> None:
         replaced = _replaced(whole)
         for name, module in whole.named_modules():
-            if name.endswith(_OF_DISTANCES):
+            if name.endswith((*_OF_DISTANCES, *_OF_OTHER_TOKENS)):
                 replaced |= {id(one) for one in module.modules()}
+        replaced |= _that_draws(whole)
         # Whether its weight trains, and numbers of it that a token is multiplied with.
         self._maps = [
             (is_trained and weight.requires_grad, count)
@@ -142,7 +161,7 @@ def _of_sounds(whole: nn.Module) -> set[int]:
     found: set[int] = set()
     for module in whole.modules():
         held = dict(module.named_children())
-        if _OF_SOUNDS[0] in held and not held.keys().isdisjoint(_OF_PICTURES):
+        if not held.keys().isdisjoint(_OF_SOUNDS[:2]) and not held.keys().isdisjoint(_OF_PICTURES):
             found |= {id(one) for name in _OF_SOUNDS if name in held for one in held[name].modules()}
     return found
 
@@ -169,6 +188,16 @@ def _replaced(whole: nn.Module) -> set[int]:
     return {id(module) for one in originals if isinstance(one, nn.Module) for module in one.modules()}
 
 
+def _that_draws(whole: nn.Module) -> set[int]:
+    """Modules that draw pictures, where others read them."""
+    found: set[int] = set()
+    for module in whole.modules():
+        held = dict(module.named_children())
+        if not held.keys().isdisjoint(_OF_PICTURES):
+            found |= {id(one) for name in _DRAWS if name in held for one in held[name].modules()}
+    return found
+
+
 def _is_experts(module: nn.Module) -> bool:
     """Whether it holds experts side by side; a table of positions has three axes too, and no such name."""
     has_number = any(hasattr(module, name) for name in _NUM_EXPERTS)
@@ -189,6 +218,8 @@ def _width_of_heads(decoder: Any) -> int:
     """Values of the queries of a token, over all layers with attention."""
     config = decoder.config
     heads = int(config.num_attention_heads)
-    attentions = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
+    # Nemotron-H calls what mixes tokens by one name, be it attention or not.
+    mixers = [getattr(layer, "self_attn", getattr(layer, "mixer", None)) for layer in decoder.layers]
+    attentions = [one for one in mixers if hasattr(one, "q_proj") or type(one).__name__.endswith("Attention")]
     sizes = [getattr(one, "head_dim", None) or config.hidden_size // heads for one in attentions]
     return sum(heads * int(size) for size in sizes)

@@ -7,6 +7,7 @@ pairs of answers             -> each answer with its prompt, as above /
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,13 +38,33 @@ _MEDIA = ("image", "video", "audio")
 # Fields that say how many encoder tokens become one feature, and the power of it that they do.
 _FIELDS = (
     ("spatial_merge_size", 2),
+    ("merge_size", 2),
+    ("merge_kernel_size", 1),
+    ("hidden_stride", 2),
     ("pooling_kernel_size", 2),
     ("scale_factor", 2),
     ("downsample_factor", 2),
     ("downsample_ratio", -2),
 )
+# Of sounds.
+_FIELDS_OF_SOUNDS = (("downsample_rate", 1), ("downsample_factor", 1), ("audio_merge_size", 1))
 # The same of families that have it in their code: pooled frames, and halved or folded mel frames.
 _MERGED_BY = {
+    **dict.fromkeys((("deepseek_vl", "image"), ("janus", "image"), ("vipllava", "image")), 1.0),
+    ("llava_next_video", "image"): 1.0,
+    ("llava_next_video", "video"): 4.0,
+    ("video_llama_3", "image"): 1.0,
+    ("video_llama_3", "video"): 4.0,
+    # A projector of two convolutions that halve height and width.
+    **dict.fromkeys((("got_ocr2", "image"), ("pp_chart2table", "image"), ("step3p7", "image")), 16.0),
+    # Frames of videos have the same token: 9 patches are pooled there.
+    ("molmo2", "image"): 4.0,
+    ("phi4_multimodal", "image"): 4.0,
+    ("phi4_multimodal", "audio"): 1.0,
+    # Patches are merged before the model sees them, and there is no encoder.
+    **{("gemma4_unified", kind): 1.0 for kind in ("image", "video", "audio")},
+    ("glmasr", "audio"): 4.0,
+    **dict.fromkeys((("qwen3_asr", "audio"), ("fun_asr_nano", "audio")), 1.0),
     ("llava", "image"): 1.0,
     ("llava_next", "image"): 1.0,
     ("llava_onevision", "image"): 1.0,
@@ -55,6 +76,8 @@ _MERGED_BY = {
     ("qwen3_omni_moe", "audio"): 1.0,
     ("gemma4", "audio"): 1.0,
 }
+_PARTS = ("vision_config", "audio_config", "encoder_config", "vq_config")
+"""Parts of a configuration that are of an encoder."""
 MEDIA_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
 _LENGTHS = ("lengths", "length")
 _ANSWERS = ("chosen", "rejected")
@@ -366,9 +389,26 @@ def media_tokens(model: nn.Module, cost: ParameterCost) -> dict[int, float]:
     Returns:
         By the id of the LLM token. Of sounds with an encoder of their own: as many tokens of the encoder of
         pictures as cost the same. Empty for a model of text alone.
+
+    Raises:
+        ValueError: the model has an encoder, and its configuration names no such token.
     """
     config = unwrapped(model).config
     merged = _merged(config)
+    parts = [name for name in _PARTS if getattr(config, name, None) is not None]
+    if getattr(getattr(config, "text_config", None), "cross_attention_layers", None):
+        message = (
+            "layers of the LLM attend to the encoder (`cross_attention_layers`), so a row has no token for "
+            f"each feature: nobody knows what the encoder reads of it, {_HINT}"
+        )
+        raise ValueError(message)
+    if parts and not merged:
+        message = (
+            f"the model has a `{parts[0]}`, and its configuration does not say which token stands for a "
+            "medium (`image_token_id`, `video_token_id` or `audio_token_id`): nobody knows what its encoder "
+            f"reads of a row, {_HINT}"
+        )
+        raise ValueError(message)
     if cost.sound_token is not None:
         for token in _ids_of(config, "audio"):
             merged[token] *= cost.sound_token / cost.encoder_token
@@ -377,12 +417,21 @@ def media_tokens(model: nn.Module, cost: ParameterCost) -> dict[int, float]:
 
 def _merged(config: Any) -> dict[int, float]:
     """Encoder tokens behind one token of each medium, by the id of that token."""
-    return {token: _merged_of(config, kind) for kind in _MEDIA for token in _ids_of(config, kind)}
+    found: dict[int, float] = {}
+    for kind in _MEDIA:
+        for token in _ids_of(config, kind):
+            # Of media that share a token, the first kind counts.
+            if token not in found:
+                found[token] = _merged_of(config, kind)
+    return found
 
 
 def _ids_of(config: Any, kind: str) -> list[int]:
     """Ids of the token that stands for a feature."""
-    found = [getattr(config, f"{kind}_token_{field}", None) for field in ("id", "index")]
+    # Of Phi-4-multimodal the parts say it.
+    part = getattr(config, "audio_config" if kind == "audio" else "vision_config", None)
+    names = [f"{kind}_token_{field}" for field in ("id", "index")]
+    found = [getattr(place, name, None) for place in (config, part) for name in names]
     return [token for token in found if isinstance(token, int)]
 
 
@@ -391,15 +440,20 @@ def _merged_of(config: Any, kind: str) -> float:
     family = str(config.model_type).removesuffix("_thinker")
     if (family, kind) in _MERGED_BY:
         return _MERGED_BY[family, kind]
-    part = getattr(config, "vision_config", None)
-    for place in (config, part):
-        for name, power in _FIELDS:
-            if isinstance(value := getattr(place, name, None), (int, float)) and value > 0:
-                return float(value**power)
-    if part is not None and (features := getattr(config, "mm_tokens_per_image", None)):
-        return float((part.image_size // part.patch_size) ** 2 / features)
-    if isinstance(mode := getattr(config, "downsample_mode", None), str) and mode[:-1].isdigit():
+    is_sound = kind == "audio"
+    mode = getattr(config, "downsample_mode", None)
+    if not is_sound and isinstance(mode, str) and mode[:-1].isdigit():
         return float(mode[:-1])
+    part = getattr(config, "audio_config" if is_sound else "vision_config", None)
+    for place in (config, part):
+        for name, power in _FIELDS_OF_SOUNDS if is_sound else _FIELDS:
+            value = getattr(place, name, None)
+            if isinstance(value, (list, tuple)):
+                value = math.prod(value)
+            if isinstance(value, (int, float)) and value > 0:
+                return float(value**power)
+    if not is_sound and part is not None and (features := getattr(config, "mm_tokens_per_image", None)):
+        return float((part.image_size // part.patch_size) ** 2 / features)
     warnings.warn(
         f"`{family}` has no field that dflop knows of how many encoder tokens become a feature of its "
         f"{kind}s: one is taken; better costs are those of a data profile (`dflop profile data`)",

@@ -199,6 +199,8 @@ class SharedTower:
         return self._forget(depend(self._new_token(), self._unread))
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Media:
+        # Most models hand on what trainers give them for the loss.
+        kwargs.pop("num_items_in_batch", None)
         names = ("pixel_values", "hidden_states", "input_features")
         rows = args[0] if args else next(kwargs.pop(name) for name in names if name in kwargs)
         by_place = dict(zip(self._family.positional, args[1:], strict=True)) if args[1:] else {}

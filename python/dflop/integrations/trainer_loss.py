@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dflop.integrations.backbone import unwrapped
 from dflop.integrations.loss import token_loss
@@ -140,9 +143,24 @@ def divides_by_tokens(trainer: Trainer) -> bool:
     Returns:
         Whether it is, as far as signatures say.
     """
-    is_own = "compute_loss" in vars(type(trainer)) and trainer.model_accepts_loss_kwargs
     takes = "num_items_in_batch" in inspect.signature(trainer.compute_loss).parameters
-    return takes and (is_own or bool(trainer.model_accepts_loss_kwargs))
+    return takes and bool(trainer.model_accepts_loss_kwargs) and not _leaves_unread(trainer)
+
+
+def _leaves_unread(trainer: Any) -> bool:
+    """Whether the model takes any argument, and computes a mean of the microbatch whatever it is given.
+
+    transformers asks the signature alone, and Granite Speech's has `**kwargs`.
+    """
+    kind: Any = type(unwrapped(trainer.model))
+    if not kind.__module__.startswith("transformers."):
+        # `_look_once` sees what such a model does.
+        return False
+    try:
+        source = inspect.getsource(inspect.unwrap(kind.forward))
+    except (OSError, TypeError):
+        return False
+    return "CrossEntropyLoss" in source and "loss_function" not in source
 
 
 def check_loss(trainer: Any) -> None:
@@ -236,6 +254,31 @@ def keep_the_mean(trainer: Any) -> None:
         is_known &= type(unwrapped(trainer.model)).__module__.startswith("transformers.")
     if not is_known:
         _look_once(trainer)
+
+
+def warn_of_neighbours(model: nn.Module | None, rank: int) -> None:
+    """Says on rank 0 that a model's gradients depend on which samples share a microbatch, if they do.
+
+    Args:
+        model: that trains; None: it is not known yet.
+        rank: of this process.
+    """
+    if rank or model is None:
+        return
+    norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if norms:
+        fact = f"`{norms[0]}` is a BatchNorm, one of {len(norms)}, which takes means over a microbatch"
+        advice = "Keep these layers in evaluation mode"
+    elif getattr(getattr(unwrapped(model), "config", None), "model_type", None) == "hunyuan_vl":
+        fact = "`hunyuan_vl` numbers the images of all rows of a microbatch together in their positions"
+        advice = "Give `position_ids` that number those of each row"
+    else:
+        return
+    warnings.warn(
+        f"{fact}: the gradient of a sample depends on those beside it, with balanced batches and without. "
+        f"{advice} to have the gradient of single samples",
+        stacklevel=3,
+    )
 
 
 class _Pairs:

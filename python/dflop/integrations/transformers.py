@@ -34,7 +34,13 @@ from dflop.integrations.text_alone import (
     meet_or_warn,
     meeting_in_evaluation,
 )
-from dflop.integrations.trainer_loss import check_loss, degree_of, divides_by_tokens, keep_the_mean
+from dflop.integrations.trainer_loss import (
+    check_loss,
+    degree_of,
+    divides_by_tokens,
+    keep_the_mean,
+    warn_of_neighbours,
+)
 
 if TYPE_CHECKING:
     import os
@@ -109,6 +115,7 @@ def balance(
     from dflop.integrations.trainer_steps import BalancedSteps, load_whole_checkpoints, steps_of
 
     _check(trainer, when_loaded)
+    warn_of_neighbours(trainer.model, trainer.args.process_index)
     if is_generating(trainer):
         _check_unknown("the trainer generates its samples", costs, model_dir, options)
         if is_of_swift(trainer):
