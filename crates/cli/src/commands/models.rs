@@ -82,7 +82,9 @@ fn print_families() {
     outln!(
         "data of any other family of transformers: `model.family: transformers` (docs/data.md); it trains in a"
     );
-    outln!("  trainer of your own: the lines of `dflop.integrations` (docs/other_families.md: which were tried)");
+    outln!(
+        "  trainer of your own: the lines of `dflop.integrations` (docs/other_families.md: which were tried)"
+    );
 }
 
 fn family(family: &FamilyRecord) -> serde_json::Value {
