@@ -100,6 +100,30 @@ def test_media_tokens_that_the_collation_multiplies_are_not_counted():
     assert len(costs_of_rows(datasets.Dataset.from_list(grown), qwen_model())) == 2
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda config: vars(config).update(image_token_id=None, video_token_id=None),
+            "has no `image_token_id`",
+        ),
+        (lambda config: setattr(config.text_config, "cross_attention_layers", [1]), "attend to the encoder"),
+    ],
+    ids=["unnamed", "cross"],
+)
+def test_media_that_no_token_stands_for_are_not_counted(change, message):
+    """Text alone is, in the same model."""
+    model = qwen_model()
+    change(model.config)
+    ids = [[1, 2, 3], [4, 5]]
+    assert (
+        len(costs_of_rows(datasets.Dataset.from_dict({"input_ids": ids, "images": [None, []]}), model)) == 2
+    )
+    for column, values in (("images", [["a.png"], []]), ("pixel_values", [[0.5], []])):
+        with pytest.raises(ValueError, match=f"{message}.*give `costs`"):
+            costs_of_rows(datasets.Dataset.from_dict({"input_ids": ids, column: values}), model)
+
+
 @pytest.mark.parametrize("given", [{"length": [3, 9]}, {"lengths": [[3], [9]]}])
 def test_of_text_alone_a_length_is_enough(given):
     model = text_model()

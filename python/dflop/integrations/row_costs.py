@@ -79,6 +79,8 @@ _MERGED_BY = {
 _PARTS = ("vision_config", "audio_config", "encoder_config", "vq_config")
 """Parts of a configuration that are of an encoder."""
 MEDIA_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
+_TENSORS = ("pixel_values", "input_features")
+"""What columns of encoded media begin with."""
 _LENGTHS = ("lengths", "length")
 _ANSWERS = ("chosen", "rejected")
 """Columns of TRL's preference datasets."""
@@ -330,7 +332,12 @@ def _of_ids(rows: Any, model: nn.Module, name: str = "input_ids") -> list[tuple[
             encoder += count * (before[ends] - before[ends - found])
             num_media += int(before[-1])
         shapes += zip(encoder.tolist(), found.tolist(), strict=True)
-    check_expanded(num_media, _num_pictures(rows))
+    num_pictures = _num_pictures(rows)
+    check_expanded(num_media, num_pictures)
+    has_tensors = is_dataset(rows) and any(column.startswith(_TENSORS) for column in rows.column_names)
+    if (num_pictures or has_tensors) and (why := _why_unknown(unwrapped(model).config)):
+        message = f"{why}: nobody knows what the encoder reads of a row with media, {_HINT}"
+        raise ValueError(message)
     return shapes
 
 
@@ -388,31 +395,24 @@ def media_tokens(model: nn.Module, cost: ParameterCost) -> dict[int, float]:
 
     Returns:
         By the id of the LLM token. Of sounds with an encoder of their own: as many tokens of the encoder of
-        pictures as cost the same. Empty for a model of text alone.
-
-    Raises:
-        ValueError: the model has an encoder, and its configuration names no such token.
+        pictures as cost the same. Empty for a model of text alone, and where no token says what is encoded.
     """
     config = unwrapped(model).config
-    merged = _merged(config)
-    parts = [name for name in _PARTS if getattr(config, name, None) is not None]
-    if getattr(getattr(config, "text_config", None), "cross_attention_layers", None):
-        message = (
-            "layers of the LLM attend to the encoder (`cross_attention_layers`), so a row has no token for "
-            f"each feature: nobody knows what the encoder reads of it, {_HINT}"
-        )
-        raise ValueError(message)
-    if parts and not merged:
-        message = (
-            f"the model has a `{parts[0]}`, and its configuration does not say which token stands for a "
-            "medium (`image_token_id`, `video_token_id` or `audio_token_id`): nobody knows what its encoder "
-            f"reads of a row, {_HINT}"
-        )
-        raise ValueError(message)
+    merged = {} if _why_unknown(config) else _merged(config)
     if cost.sound_token is not None:
-        for token in _ids_of(config, "audio"):
+        for token in merged.keys() & _ids_of(config, "audio"):
             merged[token] *= cost.sound_token / cost.encoder_token
     return merged
+
+
+def _why_unknown(config: Any) -> str | None:
+    """Why the tokens of a row do not say what the encoder reads of it; None: they do, or there is none."""
+    if getattr(getattr(config, "text_config", None), "cross_attention_layers", None):
+        return "layers of the LLM attend to the encoder (`cross_attention_layers`)"
+    parts = [name for name in _PARTS if getattr(config, name, None) is not None]
+    if not parts or any(_ids_of(config, kind) for kind in _MEDIA):
+        return None
+    return f"the model has a `{parts[0]}`, and its configuration has no `image_token_id` or the like"
 
 
 def _merged(config: Any) -> dict[int, float]:
