@@ -21,6 +21,12 @@ def exif(value: int, kind: int = 3, order: str = "<", count: int = 1) -> bytes:
     return head + struct.pack(order + "HHI" + cell + "I", 274, kind, count, value, 0)
 
 
+def exif_of_two(first: int, second: int) -> bytes:
+    """A TIFF header with two entries of the orientation."""
+    entries = b"".join(struct.pack("<HHIH2x", 274, 3, 1, value) for value in (first, second))
+    return b"II*\0" + struct.pack("<IH", 8, 2) + entries + bytes(4)
+
+
 def xmp(value: int, form: str = 'tiff:Orientation="{}"') -> bytes:
     return f"<x:xmpmeta><rdf:Description {form.format(value)}/></x:xmpmeta>".encode()
 
@@ -71,6 +77,9 @@ def pictures() -> dict[str, bytes]:
             name = "le" if order == "<" else "be"
             found[f"kind{kind}-{name}-{value}.jpg"] = jpeg(exif_head + exif(value, kind, order))
         found[f"none-{value}.jpg"] = jpeg(exif_head + exif(value, count=0), xmp_head + xmp(6))
+        for form in ("JPEG", "WEBP", "PNG"):
+            found[f"two-entries-{value}.{form}"] = picture(form, exif=exif_of_two(value, 6))
+            found[f"two-entries-back-{value}.{form}"] = picture(form, exif=exif_of_two(6, value))
         found[f"twice-{value}.jpg"] = jpeg(2 * exif_head + exif(value))
         found[f"two-packets-{value}.jpg"] = jpeg(xmp_head + xmp(6), xmp_head + packet)
         found[f"two-packets-back-{value}.jpg"] = jpeg(xmp_head + packet, xmp_head + xmp(6))

@@ -262,7 +262,7 @@ def balance_encoder(
         model: LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision, InternVL, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2-Audio,
             GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR, Gemma 3, Gemma 4, Audio Flamingo 3, Voxtral, Qwen2.5-Omni
             or Qwen3-Omni (their thinkers), Idefics3, SmolVLM, Mistral3, LightOnOCR, LFM2-VL,
-            MiniCPM-V 4.6 or PaddleOCR-VL of transformers, or one of those in docs/other_families.md.
+            MiniCPM-V 4.6 or PaddleOCR-VL of transformers, or one that docs/other_families.md has a yes for.
         group: the data-parallel ranks, or a mesh of one dimension; None: all ranks. Without a process group,
             or of one rank, there is nothing to share and the model runs as it was.
         cost: work of a unit by its number of patches, in any one unit; None: its multiplications. Only the

@@ -218,8 +218,9 @@ def _width_of_heads(decoder: Any) -> int:
     """Values of the queries of a token, over all layers with attention."""
     config = decoder.config
     heads = int(config.num_attention_heads)
+    attentions = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
     # Nemotron-H calls what mixes tokens by one name, be it attention or not.
-    mixers = [getattr(layer, "self_attn", getattr(layer, "mixer", None)) for layer in decoder.layers]
-    attentions = [one for one in mixers if hasattr(one, "q_proj") or type(one).__name__.endswith("Attention")]
+    mixers = [layer.mixer for layer in decoder.layers if hasattr(layer, "mixer")]
+    attentions += [one for one in mixers if type(one).__name__.endswith("Attention")]
     sizes = [getattr(one, "head_dim", None) or config.hidden_size // heads for one in attentions]
     return sum(heads * int(size) for size in sizes)

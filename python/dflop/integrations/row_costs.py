@@ -252,7 +252,8 @@ def _media_root(rows: Any, given: str | os.PathLike[str] | None) -> Path:
 
 def _lengths(rows: Any, model: nn.Module) -> list[int]:
     """Of text alone a length says all, as ms-swift and `group_by_length` of transformers have it."""
-    if not _merged(unwrapped(model).config):
+    config = unwrapped(model).config
+    if not _merged(config) and _why_unknown(config) is None:
         for name in _LENGTHS:
             if name in rows.column_names:
                 return [max(n) if isinstance(n, list) else int(n) for n in rows[name]]
@@ -334,7 +335,8 @@ def _of_ids(rows: Any, model: nn.Module, name: str = "input_ids") -> list[tuple[
         shapes += zip(encoder.tolist(), found.tolist(), strict=True)
     num_pictures = _num_pictures(rows)
     check_expanded(num_media, num_pictures)
-    has_tensors = is_dataset(rows) and any(column.startswith(_TENSORS) for column in rows.column_names)
+    columns = rows.column_names if is_dataset(rows) else rows[0] if len(rows) else ()
+    has_tensors = any(column.startswith(_TENSORS) for column in columns)
     if (num_pictures or has_tensors) and (why := _why_unknown(unwrapped(model).config)):
         message = f"{why}: nobody knows what the encoder reads of a row with media, {_HINT}"
         raise ValueError(message)
@@ -395,14 +397,25 @@ def media_tokens(model: nn.Module, cost: ParameterCost) -> dict[int, float]:
 
     Returns:
         By the id of the LLM token. Of sounds with an encoder of their own: as many tokens of the encoder of
-        pictures as cost the same. Empty for a model of text alone, and where no token says what is encoded.
+        pictures as cost the same. Empty for a model of text alone, and where the configuration names none.
     """
     config = unwrapped(model).config
-    merged = {} if _why_unknown(config) else _merged(config)
+    merged = _merged(config)
     if cost.sound_token is not None:
         for token in merged.keys() & _ids_of(config, "audio"):
             merged[token] *= cost.sound_token / cost.encoder_token
     return merged
+
+
+def warn_of_unknown(model: nn.Module) -> None:
+    """Says of a model whose media no token stands for that the LLM's work alone is balanced.
+
+    Args:
+        model: of transformers.
+    """
+    config = unwrapped(model).config
+    if not _merged(config) and (why := _why_unknown(config)):
+        warnings.warn(f"{why}: what its encoder reads is not counted", stacklevel=3)
 
 
 def _why_unknown(config: Any) -> str | None:

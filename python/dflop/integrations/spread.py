@@ -15,7 +15,7 @@ from dflop.data.split import Split
 from dflop.integrations.accelerate import meets_of
 from dflop.integrations.padded_rows import is_removed
 from dflop.integrations.parameter_cost import cost_of_parameters
-from dflop.integrations.row_costs import media_tokens
+from dflop.integrations.row_costs import media_tokens, warn_of_unknown
 from dflop.integrations.sent_rows import exchange
 from dflop.integrations.text_alone import handles_of, meet_or_warn
 
@@ -45,6 +45,7 @@ class Spread:
         self.trained = cost_of_parameters(trainer.model)
         self._scored = cost_of_parameters(trainer.model, is_trained=False)
         self.media = media_tokens(trainer.model, self.trained)
+        warn_of_unknown(trainer.model)
         self._is_told = False
 
     def split(

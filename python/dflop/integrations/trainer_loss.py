@@ -147,12 +147,18 @@ def divides_by_tokens(trainer: Trainer) -> bool:
     return takes and bool(trainer.model_accepts_loss_kwargs) and not _leaves_unread(trainer)
 
 
+def _class_of(model: nn.Module) -> Any:
+    """A model's own class, which `fully_shard` makes another one of."""
+    kinds = type(unwrapped(model)).__mro__
+    return next(kind for kind in kinds if not kind.__module__.startswith("torch.distributed."))
+
+
 def _leaves_unread(trainer: Any) -> bool:
     """Whether the model takes any argument, and computes a mean of the microbatch whatever it is given.
 
     transformers asks the signature alone, and Granite Speech's has `**kwargs`.
     """
-    kind: Any = type(unwrapped(trainer.model))
+    kind = _class_of(trainer.model)
     if not kind.__module__.startswith("transformers."):
         # `_look_once` sees what such a model does.
         return False
@@ -251,7 +257,7 @@ def keep_the_mean(trainer: Any) -> None:
         trainer.compute_loss_func = mean_over_tokens
     else:
         # Code of a model's own directory may take `num_items_in_batch` and leave it unread.
-        is_known &= type(unwrapped(trainer.model)).__module__.startswith("transformers.")
+        is_known &= _class_of(trainer.model).__module__.startswith("transformers.")
     if not is_known:
         _look_once(trainer)
 

@@ -15,7 +15,7 @@ import torch
 from dflop._native import ScheduleError
 from dflop.integrations.even_parts import equal_parts, even_parts
 from dflop.integrations.parameter_cost import cost_of_parameters
-from dflop.integrations.row_costs import media_tokens
+from dflop.integrations.row_costs import media_tokens, warn_of_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +52,7 @@ class Counted:
         """
         model = _empty(model_config)
         trained = cost_of_parameters(model)
+        warn_of_unknown(model)
         return cls(trained, cost_of_parameters(model, is_trained=False), media_tokens(model, trained))
 
     def work(self, rows: Any, *, is_trained: bool = True) -> Work:

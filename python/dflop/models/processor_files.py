@@ -33,7 +33,7 @@ def processor_file(model_dir: Path, part: str = "image_processor") -> Path:
         `processor_config.json` where it holds the part, as in transformers; else that of the part alone.
     """
     path = model_dir / _WHOLE_FILE
-    return path if part in _content(path) else model_dir / _FILE
+    return path if _content(path).get(part) is not None else model_dir / _FILE
 
 
 def processor_fields(model_dir: Path, part: str) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def processor_fields(model_dir: Path, part: str) -> dict[str, Any]:
         ProfileError: it is not JSON.
     """
     whole = _content(model_dir / _WHOLE_FILE)
-    if part in whole:
-        return whole[part]
+    if (own := whole.get(part)) is not None:
+        return own
     if part != "video_processor":
         content = _read(model_dir / _FILE)
         return content.get(part, content)

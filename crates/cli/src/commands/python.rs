@@ -193,12 +193,16 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     // Giants that are refused, before any rank starts; and what teaches nothing.
     let batches = inputs.batches(&plan)?;
     let steps = arguments.steps.unwrap_or(config.train.steps);
-    check_labels(&batches, &inputs.data_profile, steps)?;
     let num_steps = match &arguments.replay {
         Some(log) => replay::check(log, &out, &plan, &inputs, &made_from)?,
         None if arguments.compare => steps.saturating_add(arguments.warmup_pairs.into()),
         None => steps,
     };
+    // The steps of a replay have been trained.
+    if arguments.replay.is_none() {
+        let size = u64::from(config.train.global_batch_size);
+        check_labels(&batches, &inputs.data_profile, size, num_steps)?;
+    }
     check_measured_step(arguments.measure_memory_step, num_steps)?;
     let evaluation_profile = held_out(arguments, config, &inputs.data_profile)?;
     Ok(Outcome::Python(Request {
@@ -265,26 +269,32 @@ fn held_out(
     Ok(Some(path))
 }
 
-/// Steps whose label tokens are counted before a run, at most: seconds, where some samples have none.
-const COUNTED_STEPS_MAX: u64 = 100_000;
+/// Samples that are drawn to count label tokens before a run, at most: seconds.
+const COUNTED_SAMPLES_MAX: u64 = 20_000_000;
 
-/// `Ok` if every global batch has label tokens, by which its loss is divided.
-fn check_labels(batches: &GlobalBatches, data: &DataProfile, num_steps: u64) -> Result<(), Failure> {
-    let is_mute = |sample: &SampleIndex| data.samples[sample.index()].shape.label_tokens == 0;
+/// `Ok` if every global batch of `size` samples has label tokens, by which its loss is divided.
+fn check_labels(
+    batches: &GlobalBatches,
+    data: &DataProfile,
+    size: u64,
+    num_steps: u64,
+) -> Result<(), Failure> {
+    let is_unlabelled = |sample: &SampleIndex| data.samples[sample.index()].shape.label_tokens == 0;
     let num_samples = data.samples.len();
-    let num_mute = (0..num_samples as u32).map(SampleIndex).filter(is_mute).count();
-    if num_mute == 0 {
+    let num_unlabelled = (0..num_samples as u32).map(SampleIndex).filter(is_unlabelled).count();
+    if num_unlabelled == 0 {
         return Ok(());
     }
-    let steps = 0..num_steps.min(COUNTED_STEPS_MAX);
-    let Some(step) = steps.into_iter().find(|&step| batches.batch(step).iter().all(is_mute)) else {
+    let mut steps = 0..num_steps.min(COUNTED_SAMPLES_MAX / size.max(1));
+    let Some(step) = steps.find(|&step| batches.batch(step).iter().all(is_unlabelled)) else {
         return Ok(());
     };
     let cause = format!(
-        "the global batch of step {step} would have no label token, nothing can be learned from it: {num_mute} of \
-         {num_samples} samples have none"
+        "the global batch of step {step} would have no label token, must have at least 1: {num_unlabelled} of \
+         {num_samples} samples have none, and nothing can be learned from them alone"
     );
-    let hint = "take samples without an answer out of the mixture, or raise `train.global_batch_size`";
+    let hint = "take samples without an answer out of the mixture, or set another `train.global_batch_size`: the last \
+                batch of an epoch may be short";
     Err(Failure::new(cause, Some(hint.to_owned())))
 }
 

@@ -15,10 +15,17 @@ const CLASS: &str = "processor_class";
 /// The image processor's and the video processor's file, from those of a directory: `own` is `preprocessor_config.json`, `video`
 /// `video_preprocessor_config.json` and `processor` `processor_config.json`, each an empty object where it is not there.
 pub(super) fn of_files(own: Value, video: Value, processor: &Value) -> (Value, Value) {
-    let Some(fields) = processor.as_object().filter(|fields| !fields.is_empty()) else {
+    // A chat template alone is no processor.
+    let Some(fields) =
+        processor.as_object().filter(|fields| fields.keys().any(|name| name != "chat_template"))
+    else {
         return (own, video);
     };
+    // A part that is null is in a file of its own.
+    let is_null_part =
+        |name: &str, value: &Value| value.is_null() && (OF_FILE.contains(&name) || name == VIDEO);
     let mut whole: Map<String, Value> = fields.clone();
+    whole.retain(|name, value| !is_null_part(name, value));
     // Without a video processor in any file, transformers takes the older file, whatever the newer one has for images.
     let video = if is_empty(&video) && !whole.contains_key(VIDEO) { own.clone() } else { video };
     if is_empty(&own) {
@@ -35,7 +42,7 @@ pub(super) fn of_files(own: Value, video: Value, processor: &Value) -> (Value, V
 
 /// Whether a `processor_config.json` holds parts, and not only what belongs to the processor itself.
 pub(super) fn holds_parts(processor: &Value) -> bool {
-    OF_FILE.iter().chain([&VIDEO]).any(|part| processor.get(part).is_some())
+    OF_FILE.iter().chain([&VIDEO]).any(|part| processor.get(part).is_some_and(|found| !found.is_null()))
 }
 
 fn is_empty(file: &Value) -> bool {
@@ -66,6 +73,13 @@ mod tests {
         let (found, video) = of_files(old(), json!({"fps": 2}), &json!({"patch_size": 14}));
         assert_eq!((&found["image_processor"], &found["patch_size"]), (&old(), &json!(14)));
         assert_eq!(video, json!({"fps": 2}));
+        // A template that stands beside a tokenizer changes nothing, and a part that is null is not there.
+        let template = json!({"chat_template": "{{ messages }}"});
+        assert_eq!(of_files(old(), none(), &template), (old(), none()));
+        let null = json!({"image_processor": null, "video_processor": null, "patch_size": 14});
+        let (found, video) = of_files(old(), none(), &null);
+        assert_eq!((&found["image_processor"], video), (&old(), old()));
+        assert!(!holds_parts(&null));
         assert!(holds_parts(&new) && !holds_parts(&json!({"patch_size": 14})));
     }
 }

@@ -83,8 +83,11 @@ pub(super) fn first_directory(source: &mut Source<'_>, at: u64, end: u64) -> Res
         match tag {
             WIDTH => directory.width = entry_value(source, order, entry_at, is_big)?,
             HEIGHT => directory.height = entry_value(source, order, entry_at, is_big)?,
-            // Pillow passes over an entry without values, and takes no number from one of bytes.
-            ORIENTATION if order.number(&source.bytes::<4>(entry_at + 4)?) != 0 => {
+            // Pillow keeps the first of several, passes over one without values, and takes no number from one of bytes.
+            ORIENTATION
+                if directory.orientation.is_none()
+                    && order.number(&source.bytes::<4>(entry_at + 4)?) != 0 =>
+            {
                 let is_number = order.number(&source.bytes::<2>(entry_at + 2)?) != 1;
                 let value = entry_value(source, order, entry_at, is_big)?.filter(|_| is_number);
                 directory.orientation = Some(value.and_then(|v| u16::try_from(v).ok()).unwrap_or(1));

@@ -30,20 +30,23 @@ impl Tables {
         if movie_timescale == 0 {
             return Ok(None);
         }
-        let (mut edits, mut has_void) = (Vec::new(), false);
+        let (mut edits, mut is_without_length) = (Vec::new(), false);
         for (ticks, start) in entries(source, list)? {
-            let Some(start) = start else { continue };
+            let Some(start) = start else {
+                is_without_length |= ticks == 0 && !is_fragmented;
+                continue;
+            };
             let ticks = i128::from(rounded(ticks, timescale, movie_timescale));
             if ticks == 0 && is_fragmented {
                 return Ok(None);
             } else if ticks == 0 {
-                has_void = true;
+                is_without_length = true;
                 continue;
             }
             edits.push((i128::from(start), i128::from(start) + ticks));
         }
         if edits.is_empty() {
-            return Ok(has_void.then_some(0));
+            return Ok(is_without_length.then_some(0));
         }
         let num_durations = u64::from(source.u32_be(durations.body + 4)?);
         let mut offsets = Offsets::new(source, self.offsets)?;

@@ -43,7 +43,7 @@ pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
                 size = Some((u32::from(w1) << 8 | u32::from(w0), u32::from(h1) << 8 | u32::from(h0)));
             }
             // Where it says how dense the pixels are, in inches or centimetres.
-            0xe0 if length >= 14 && starts_with(source, body, b"JFIF")? => {
+            0xe0 if length >= 14 && body + 8 <= source.len() && starts_with(source, body, b"JFIF")? => {
                 let [unit] = source.bytes(body + 7)?;
                 has_density |= matches!(unit, 1 | 2);
             }
