@@ -223,7 +223,6 @@ def check_hangs(plan, schedule, model_dir, tmp_path, is_of_pair, **more):
     results(run_ranks(plan.num_ranks, rank, tmp_path))
 
 
-@pytest.mark.more
 def test_receives_opened_too_early_hang_with_it(model_dir, tmp_path, monkeypatch):
     """That the queues of this file are what they say: the middle rank's receive stands before its send."""
     open_early(monkeypatch)
@@ -231,6 +230,7 @@ def test_receives_opened_too_early_hang_with_it(model_dir, tmp_path, monkeypatch
     check_hangs(plan, make_schedule(LLM, 1, actions=in_turn(3)), model_dir, tmp_path, False)
 
 
+@pytest.mark.more
 def test_receives_in_another_order_hang_with_it(model_dir, tmp_path, monkeypatch):
     """Each replica of the LLM waits first for the encoder that the other waits for last."""
     open_by_peer(monkeypatch)
@@ -309,7 +309,6 @@ def ahead(num_microbatches):
     ]
 
 
-@pytest.mark.more
 def test_an_encoder_far_ahead_ends_where_each_action_waits_for_all_messages(model_dir, tmp_path):
     """The encoder waits for what it sent: the LLM's rank opens it in time, long before it needs it."""
     plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(LLM))
@@ -318,6 +317,7 @@ def test_an_encoder_far_ahead_ends_where_each_action_waits_for_all_messages(mode
     assert losses(plan, schedule, model_dir, tmp_path, waits=True) == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.more
 def test_receives_opened_too_late_hang_there(model_dir, tmp_path, monkeypatch):
     """The LLM's rank waits to send a gradient that the encoder opens after its forwards, which wait for the LLM."""
     open_late(monkeypatch)

@@ -385,7 +385,6 @@ def run_child(command, environment, what):
     return worker.main(), None
 
 
-@pytest.mark.more
 launch.run_child = run_child
 # Those of pytest: what is logged belongs on stderr.
 logging.getLogger().handlers.clear()
@@ -395,6 +394,7 @@ sys.exit(main())
 """The command, which measures in its own process: a new one would import torch for seconds. `test_child.py` starts one."""
 
 
+@pytest.mark.more
 def test_the_command_under_torchrun_measures_what_its_ranks_allow(tmp_path):
     """The whole command: one profile, with the sums of two ranks; what cannot be cut is refused by name."""
 

@@ -53,7 +53,6 @@ def compared(demo, tmp_path_factory):
     return directory / "run"
 
 
-@pytest.mark.more
 def test_a_run_writes_each_step_and_each_sample_once_an_epoch(plain):
     """Five steps by the environment of torchrun: one epoch of three, and two of the next."""
     out = plain
@@ -67,6 +66,7 @@ def test_a_run_writes_each_step_and_each_sample_once_an_epoch(plain):
     assert list((out / "tensorboard" / "aware").glob("events.*"))
 
 
+@pytest.mark.more
 def test_giants_wait_for_each_other(demo, tmp_path):
     """One window of three steps: the three largest samples stand in its last batch, and each delay is told."""
     shapes, _ = profile_shapes(str(demo / "data_profile.parquet"))

@@ -75,7 +75,6 @@ def lengths(name, count):
     return [samples for samples in found if samples > 2 * hop]
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("name", ["short", "coarse", "uneven"])
 def test_sounds_through_the_processor(name):
     """Windows that it cuts, and placeholders that it writes, for arrays of samples."""
@@ -92,6 +91,7 @@ def test_sounds_through_the_processor(name):
         assert ours(name, samples) == (windows, features), samples
 
 
+@pytest.mark.more
 def test_sounds_of_minutes_by_the_mask():
     """Eight hundred lengths up to ten minutes, by the extractor's padding alone."""
     model = AudioFlamingo3ForConditionalGeneration(config(1_500)).model.audio_tower

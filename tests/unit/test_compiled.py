@@ -66,7 +66,6 @@ def stacks():
     return plain, fast
 
 
-@pytest.mark.more
 def gradients(layers, sizes, mode="none"):
     """Gradients of a pack of samples of these sizes, by parameter; `states` is that of the input."""
     layers.zero_grad()
@@ -80,6 +79,7 @@ def gradients(layers, sizes, mode="none"):
     return {"states": states.grad, **{name: p.grad for name, p in layers.named_parameters()}}
 
 
+@pytest.mark.more
 def test_layers_and_shapes_share_what_is_compiled(stacks):
     """One layer is compiled, for all layers, numbers of samples and sizes, and ways that layers recompute."""
     plain, fast = stacks

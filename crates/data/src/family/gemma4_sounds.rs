@@ -11,7 +11,7 @@
 //!
 //! The arithmetic is that of `Gemma4AudioFeatureExtractor` and `Gemma4Processor` of Hugging Face transformers 5.23.0.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR, PROCESSOR};
+use super::fields::{CONFIG, Fields, PREPROCESSOR};
 use super::whisper::samples_at;
 use super::{FamilyFiles, MediaShape, Piece, Sound};
 use crate::DataError;
@@ -23,8 +23,6 @@ pub(super) const BEGIN: &str = "<|audio>";
 pub(super) const END: &str = "<audio|>";
 /// Samples of a sound that the extractor reads, at most, whatever its file says.
 const SAMPLES_MAX: u64 = 480_000;
-/// Field of the processor: tokens that it writes of a sound, at most.
-const SEQUENCE: &str = "audio_seq_length";
 /// The largest rate that we take.
 const RATE_MAX: u64 = 1 << 32;
 
@@ -37,8 +35,6 @@ pub(super) struct Sounds {
     frame: u64,
     /// Samples from one frame to the next.
     hop: u64,
-    /// Tokens that the processor writes of a sound, at most.
-    tokens_max: u64,
 }
 
 impl Sounds {
@@ -91,11 +87,7 @@ impl Sounds {
                 })
         };
         let (frame, hop) = (samples("frame_length_ms", 20.0)?, samples("hop_length_ms", 10.0)?);
-        let whole = [&files.processor, &files.preprocessor];
-        let found = whole.map(|object| Fields { file: PROCESSOR, object }.whole(SEQUENCE, SAMPLES_MAX));
-        let [first, second] = found;
-        let tokens_max = first?.or(second?).unwrap_or(750);
-        Ok(Some(Self { sample_rate, frame, hop, tokens_max }))
+        Ok(Some(Self { sample_rate, frame, hop }))
     }
 
     /// The shape of a sound; the rule that it breaks.
@@ -113,12 +105,6 @@ impl Sounds {
         };
         // At most 480,000.
         let tokens = ((behind / self.hop + 1) as u32).div_ceil(2).div_ceil(2);
-        if u64::from(tokens) > self.tokens_max {
-            return Err(format!(
-                "its {tokens} tokens are more than `{SEQUENCE}` of the processor, {}, which would write no more",
-                self.tokens_max
-            ));
-        }
         Ok(MediaShape {
             num_tiles: 1,
             segments: vec![EncoderSegments { count: 1, tokens, tower: Tower::Second }],
@@ -162,17 +148,6 @@ mod tests {
             let error = tokens(samples).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-        let processor = json!({"feature_extractor": {}, "audio_seq_length": 25});
-        let config = json!({"model_type": "gemma4", "audio_config": {}});
-        let files = FamilyFiles { config, preprocessor: json!({}), processor, ..FamilyFiles::default() };
-        let short = Sounds::from_files(&files).unwrap().unwrap();
-        let of = |duration_s: f64| short.shape(&Sound { duration_s, sample_rate: 16_000 });
-        assert_eq!(of(1.0).unwrap().feature_tokens(), 25);
-        assert!(
-            of(1.1)
-                .unwrap_err()
-                .starts_with("its 28 tokens are more than `audio_seq_length` of the processor, 25")
-        );
         let shape = rule.shape(&Sound { duration_s: 1.0, sample_rate: 8_000 }).unwrap();
         assert_eq!((shape.num_tiles, shape.encoder_tokens()), (1, 25));
         assert_eq!(shape.segments[0].tower, Tower::Second);
