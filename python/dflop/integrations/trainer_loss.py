@@ -262,14 +262,14 @@ def keep_the_mean(trainer: Any) -> None:
         _look_once(trainer)
 
 
-def warn_of_neighbours(model: nn.Module | None, rank: int) -> None:
+def warn_of_neighbours(trainer: Any) -> None:
     """Says on rank 0 that a model's gradients depend on which samples share a microbatch, if they do.
 
     Args:
-        model: that trains; None: it is not known yet.
-        rank: of this process.
+        trainer: of transformers; of one that has no model yet nothing is said.
     """
-    if rank or model is None:
+    model = getattr(trainer, "model", None)
+    if model is None:
         return
     norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     if norms:
@@ -279,6 +279,8 @@ def warn_of_neighbours(model: nn.Module | None, rank: int) -> None:
         fact = "`hunyuan_vl` numbers the images of all rows of a microbatch together in their positions"
         advice = "Give `position_ids` that number those of each row"
     else:
+        return
+    if trainer.args.process_index:
         return
     warnings.warn(
         f"{fact}: the gradient of a sample depends on those beside it, with balanced batches and without. "

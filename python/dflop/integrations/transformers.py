@@ -115,7 +115,7 @@ def balance(
     from dflop.integrations.trainer_steps import BalancedSteps, load_whole_checkpoints, steps_of
 
     _check(trainer, when_loaded)
-    warn_of_neighbours(getattr(trainer, "model", None), trainer.args.process_index)
+    warn_of_neighbours(trainer)
     if is_generating(trainer):
         _check_unknown("the trainer generates its samples", costs, model_dir, options)
         if is_of_swift(trainer):
