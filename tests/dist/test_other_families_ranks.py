@@ -7,15 +7,13 @@ import torch
 from other_families import build
 from other_rows import padded, sample
 from ranks import environment, free_port, results, run_ranks
-from test_other_families import SHARED, TABLE
+from test_other_families import SHARED, TABLE, TOLERANCE, check_equal
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from trainer_settings import trainer_arguments
 
 from dflop.integrations import attend_encoder, balance_encoder, remove_padding
 
-TOLERANCE = 1e-5
-"""Relative, in float32: the order of sums differs, nothing else."""
 ROUNDED = {"gemma4_unified": 2}
 """How much larger rounding is after two epochs (measured: 1.03e-5), as of Gemma 4."""
 WITH_IDLE_EXPERTS = ("ernie4_5_vl_moe",)
@@ -48,13 +46,6 @@ def gradients(model):
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
-
-
-def check_equal(found, expected, tolerance=TOLERANCE):
-    for name in found.keys() | expected.keys():
-        both = [of.get(name, torch.zeros(())) for of in (found, expected)]
-        size = max(float(both[1].norm()), 2e-4)
-        assert float((both[0] - both[1]).norm()) / size < tolerance, name
 
 
 @pytest.mark.some(2, 20)
@@ -95,7 +86,7 @@ def test_encoders_are_shared_out(name, is_shared, tmp_path):
 
     for found in results(run_ranks(2, run, tmp_path / "ranks")):
         for one, of_one_process in zip(found, expected, strict=True):
-            check_equal(one, of_one_process)
+            check_equal(one, of_one_process, TOLERANCE)
 
 
 @pytest.mark.some(2, 6)

@@ -16,6 +16,7 @@ from dflop.integrations.encoder_patches import (
     GlmTower,
     PatchTower,
     PlainPatchTower,
+    UnmergedTower,
 )
 from dflop.integrations.encoder_relatives import AlignedTower, ProjectedTower, ResampledTower
 from dflop.integrations.encoder_slices import SliceTower
@@ -49,7 +50,7 @@ def _multiplications(vision: Any, num_tokens: int, num_matrices: int, num_read: 
     return float(vision.num_hidden_layers) * num_tokens * (linear + 2 * width * num_read)
 
 
-class PagesTower(PatchTower):
+class PagesTower(UnmergedTower):
     """PaddleOCR-VL: a unit is a page; what merges its patches stands behind the tower."""
 
     projector = "projector"
@@ -67,23 +68,11 @@ class PagesTower(PatchTower):
         num_tokens = self.rows_in(grid)
         return _multiplications(self.config.vision_config, num_tokens, 2, num_tokens)
 
-    def rows_out(self, grid: tuple[int, int] | None) -> int:
-        """Patches."""
-        return self.rows_in(grid)
-
     def encode(self, forward: Any, media: Media) -> Any:
         """As of the base class."""
         grids = [(1, *grid) for grid in media.grids or []]
         grid_thw = torch.tensor(grids, device=media.rows.device)
         return forward(pixel_values=media.rows[None], grid_thw=grid_thw, **media.extra)
-
-    def features(self, output: Any) -> torch.Tensor:
-        """After the last norm."""
-        return output.last_hidden_state
-
-    def output(self, features: torch.Tensor) -> Any:
-        """As of the base class."""
-        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
 
 
 class PictureTower(TileTower):

@@ -95,6 +95,22 @@ class PatchTower(TileTower):
         return BaseModelOutputWithPooling(pooler_output=features)  # type: ignore[arg-type]
 
 
+class UnmergedTower(PatchTower):
+    """A tower that gives patches; what merges them stands behind it."""
+
+    def rows_out(self, grid: tuple[int, int] | None) -> int:
+        """Patches."""
+        return self.rows_in(grid)
+
+    def features(self, output: Any) -> torch.Tensor:
+        """After the last norm."""
+        return output.last_hidden_state
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
+
+
 class GlmTower(PatchTower):
     """GLM-4.1V, 4.5V and 4.6V: the MLP of a block is as wide as the features."""
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-from dflop.integrations.encoder_patches import PatchTower, PlainPatchTower
+from dflop.integrations.encoder_patches import PatchTower, PlainPatchTower, UnmergedTower
 from dflop.integrations.encoder_tiles import SquaresTower
-
-if TYPE_CHECKING:
-    import torch
 
 
 class ProjectedTower(PatchTower):
@@ -27,21 +20,9 @@ class AlignedTower(SquaresTower):
     projector = "aligner"
 
 
-class ResampledTower(PlainPatchTower):
+class ResampledTower(UnmergedTower, PlainPatchTower):
     """ERNIE 4.5 VL: a unit is an image or a frame; what merges patches and frames stands behind the tower."""
 
     tower = "vision_tower"
     projector = "resampler_model"
     positional = ("grid_thw",)
-
-    def rows_out(self, grid: tuple[int, int] | None) -> int:
-        """Patches."""
-        return self.rows_in(grid)
-
-    def features(self, output: Any) -> torch.Tensor:
-        """After the last norm."""
-        return output.last_hidden_state
-
-    def output(self, features: torch.Tensor) -> Any:
-        """As of the base class."""
-        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
