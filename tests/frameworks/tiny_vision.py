@@ -112,7 +112,20 @@ def write_model(directory, seed=0):
 
 def write_judge(directory, seed=0):
     """A tiny Qwen2 that gives one number for a text, with the tokenizer."""
-    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+    from transformers import Qwen2ForSequenceClassification
+
+    _write_text_model(directory, Qwen2ForSequenceClassification, seed, num_labels=1)
+
+
+def write_text_model(directory, seed=0):
+    """A tiny Qwen2, with the tokenizer."""
+    from transformers import Qwen2ForCausalLM
+
+    _write_text_model(directory, Qwen2ForCausalLM, seed)
+
+
+def _write_text_model(directory, kind, seed, **given):
+    from transformers import Qwen2Config
 
     tokenizer = tokenizer_of_bytes()
     config = Qwen2Config(
@@ -126,10 +139,10 @@ def write_judge(directory, seed=0):
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
-        num_labels=1,
+        **given,
     )
     torch.manual_seed(seed)
-    model = Qwen2ForSequenceClassification(config)
+    model = kind(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -9,6 +9,7 @@
               llamafactory.train        LLaMA-Factory, as a command
               axolotl.BalancePlugin     Axolotl
               nemo.recipe               NeMo Automodel
+              veomni.balance_batches    VeOmni, as a command; read_rows.py: samples that wait for collation
               verl.balance_batches      verl, by its own option; verl_costs.py: by tokens of its samples
               torchtitan, energon
     encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound

@@ -9,7 +9,6 @@ afterwards, within their optimizer step.
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from dflop.integrations.collated import PADDING, CollatedAlone, join
+from dflop.integrations.read_rows import ReadRows
 from dflop.integrations.row_costs import MEDIA_COLUMNS, check_expanded
-from dflop.integrations.sent_rows import exchange, own
 from dflop.integrations.spread import Spread
 from dflop.integrations.trainer_loss import check_degree, is_of_pairs, uneven_error
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dflop.integrations.sent_rows import Row
-    from dflop.integrations.spread import Parts
 
 _MEDIA = ("pixel_values", "input_features")
 """What the names of a sample's media begin with, if they are not columns."""
@@ -65,31 +63,14 @@ def balance_loaded(trainer: Any, is_padded: bool | None) -> None:
     trainer.get_train_dataloader, trainer.get_batch_samples = loaded.loader, loaded.step
 
 
-class _Read:
-    """Samples of one batch; in a type of its own, so that nobody moves their tensors to a device."""
-
-    __slots__ = ("rows",)
-
-    def __init__(self, rows: Sequence[Any]) -> None:
-        self.rows = rows
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # From a worker, as bytes: each tensor alone would take a file descriptor, and there may be thousands.
-        return _unpickled, (pickle.dumps(own(list(self.rows))),)
-
-
-def _unpickled(rows: bytes) -> _Read:
-    return _Read(pickle.loads(rows))  # noqa: S301 of a worker of this process
-
-
 class _Reader:
     """Stands in for the collation of a loader: what a batch is made of is read, and collated later."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Any], tokenizer: Any) -> None:
         self.alone = CollatedAlone(collate, tokenizer)
 
-    def __call__(self, rows: Sequence[Any]) -> _Read:
-        return _Read(self.alone(rows))
+    def __call__(self, rows: Sequence[Any]) -> ReadRows:
+        return ReadRows(self.alone(rows))
 
 
 class _Nothing(IterableDataset[Any]):
@@ -157,7 +138,7 @@ class _Loaded:
             loader, num_processes=1, process_index=0, put_on_device=False, dispatch_batches=False
         )
 
-    def step(self, batches: Iterator[_Read], num_batches: int, device: Any) -> Any:
+    def step(self, batches: Iterator[ReadRows], num_batches: int, device: Any) -> Any:
         """The microbatches of a step; the trainer counts their label tokens, as ever."""
         found: list[Any] = []
         if batches is not self._ended:
@@ -187,7 +168,7 @@ class _Loaded:
             return []
         rank = trainer.args.process_index
         held = [mine for _, mine, _ in parts.of_rank(rows, rank, _CPU)]
-        copies = self._copies(rows, parts, rank)
+        copies = parts.copies(rows, rank, _CPU)
         return [
             self._collated([_restored(row) for row in mine]) if mine else self._unlabelled(copies.pop())
             for mine in held
@@ -203,17 +184,6 @@ class _Loaded:
             )
             raise ValueError(message)
         return join(rows) if num_alone else self._collate(rows)
-
-    def _copies(self, rows: list[Row], parts: Parts, rank: int) -> list[Row]:
-        """A sample for each microbatch of this rank that has none: a stream ended, and there are too few."""
-        num_ranks = len(parts.counts)
-        empty = [bucket % num_ranks for bucket, samples in enumerate(parts.buckets) if not samples]
-        if not empty:
-            return []
-        owner = next(other for other, count in enumerate(parts.counts) if count)
-        targets = [empty if other == owner else [] for other in range(num_ranks)]
-        sent = rows[:1] * len(empty) if rank == owner else []
-        return exchange(sent, targets, rank, self._trainer.accelerator.device, _CPU)
 
     def _unlabelled(self, row: Row) -> Any:
         """A microbatch of a sample that another one trains: ranks meet, and nothing is learnt from it."""

@@ -402,7 +402,7 @@ def media_tokens(model: nn.Module, cost: ParameterCost) -> dict[int, float]:
     config = unwrapped(model).config
     merged = _merged(config)
     if cost.sound_token is not None:
-        for token in merged.keys() & _ids_of(config, "audio"):
+        for token in merged.keys() & ids_of_media(config, "audio"):
             merged[token] *= cost.sound_token / cost.encoder_token
     return merged
 
@@ -423,7 +423,7 @@ def _why_unknown(config: Any) -> str | None:
     if getattr(getattr(config, "text_config", None), "cross_attention_layers", None):
         return "layers of the LLM attend to the encoder (`cross_attention_layers`)"
     parts = [name for name in _PARTS if getattr(config, name, None) is not None]
-    if not parts or any(_ids_of(config, kind) for kind in _MEDIA):
+    if not parts or any(ids_of_media(config, kind) for kind in _MEDIA):
         return None
     return f"the model has a `{parts[0]}`, and its configuration has no `image_token_id` or the like"
 
@@ -432,15 +432,15 @@ def _merged(config: Any) -> dict[int, float]:
     """Encoder tokens behind one token of each medium, by the id of that token."""
     found: dict[int, float] = {}
     for kind in _MEDIA:
-        for token in _ids_of(config, kind):
+        for token in ids_of_media(config, kind):
             # Of media that share a token, the first kind counts.
             if token not in found:
                 found[token] = _merged_of(config, kind)
     return found
 
 
-def _ids_of(config: Any, kind: str) -> list[int]:
-    """Ids of the token that stands for a feature."""
+def ids_of_media(config: Any, kind: str) -> list[int]:
+    """Ids of the token that stands for a feature of an `image`, a `video` or an `audio`."""
     # Of Phi-4-multimodal the parts say it.
     part = getattr(config, "audio_config" if kind == "audio" else "vision_config", None)
     names = [f"{kind}_token_{field}" for field in ("id", "index")]

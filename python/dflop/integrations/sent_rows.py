@@ -13,6 +13,8 @@ from dflop.models.sums import Sums, send_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch.distributed import ProcessGroup
+
 Row = dict[str, Any]
 """One sample: tensors and other things by their names."""
 
@@ -55,6 +57,7 @@ def exchange(
     rank: int,
     device: torch.device,
     lands: torch.device | None = None,
+    group: ProcessGroup | None = None,
 ) -> list[Row]:
     """Samples of all ranks for this one; every rank calls it.
 
@@ -64,6 +67,7 @@ def exchange(
         rank: this one.
         device: through which tensors travel.
         lands: where the tensors of samples that arrive are; None: there.
+        group: the ranks; None: all there are.
 
     Returns:
         Those that come here: those of the first rank first, each rank's in their order.
@@ -78,7 +82,7 @@ def exchange(
     most = max(map(len, targets))
     own = torch.zeros(1, most, dtype=torch.int64, device=device)
     own[0, : len(rows)] = torch.tensor([len(one) for one in packed])
-    sizes = Sums(distributed.group.WORLD).gather(own).tolist()
+    sizes = Sums(group or distributed.group.WORLD).gather(own).tolist()
     order = sorted(range(len(rows)), key=targets[rank].__getitem__)
     sent = [0] * num_ranks
     for one, target in zip(packed, targets[rank], strict=True):
@@ -91,7 +95,7 @@ def exchange(
     leaving = torch.cat([nothing, *(packed[position] for position in order)])
     # Pictures take much memory, and their samples hold them already.
     del packed
-    arrived = send_rows(leaving, sent, list(map(sum, coming)), None).to(lands)
+    arrived = send_rows(leaving, sent, list(map(sum, coming)), group).to(lands)
     del leaving
     found: list[Row] = []
     start = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.data.costs import costs
-from dflop.data.split import Split
+from dflop.data.split import Meets, Split
 from dflop.integrations.accelerate import meets_of
 from dflop.integrations.padded_rows import is_removed
 from dflop.integrations.parameter_cost import cost_of_parameters
@@ -21,6 +21,8 @@ from dflop.integrations.text_alone import handles_of, meet_or_warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch.distributed import ProcessGroup
 
     from dflop.integrations.sent_rows import Row
 
@@ -86,14 +88,9 @@ class Spread:
             # All ranks share the encoder's work, in each microbatch.
             everyone[:, 0], meets = 0, "phase"
         is_padded = not is_removed() if self.is_padded is None else self.is_padded
-        num_buckets = num_ranks * num_microbatches
-        if len(everyone) <= num_buckets:
-            buckets = [[sample] for sample in range(len(everyone))]
-            buckets += [[] for _ in range(num_buckets - len(everyone))]
-        else:
-            split = Split.checked(num_ranks, 0, num_buckets, meets, trainer.args.seed, is_padded)
-            native = costs(everyone.tolist())._native
-            buckets = native.buckets(range(len(everyone)), split.cut(num_ranks, None, None))
+        buckets = even_buckets(
+            everyone.tolist(), num_ranks, num_ranks * num_microbatches, meets, trainer.args.seed, is_padded
+        )
         return Parts(buckets, counts, device)
 
     def _meet(self, num_alone: int, num_samples: int, meets: str) -> None:
@@ -103,19 +100,61 @@ class Spread:
             meet_or_warn(self._trainer, (num_alone, num_samples), meets)
 
 
+def even_buckets(
+    pairs: Sequence[Sequence[float]],
+    num_ranks: int,
+    num_buckets: int,
+    meets: Meets,
+    seed: int,
+    is_padded: bool = False,
+    tokens: Sequence[int] | None = None,
+    max_tokens: int | None = None,
+) -> list[list[int]]:
+    """Samples of each microbatch: those of the first of each rank, then of the second, and so on.
+
+    Args:
+        pairs: encoder and LLM cost of each sample.
+        num_ranks: as many microbatches in a row are computed at a time.
+        num_buckets: microbatches, a multiple of `num_ranks`.
+        meets: what ranks wait for.
+        seed: of ties.
+        is_padded: whether the rows of a microbatch are padded to its longest sample.
+        tokens: of each sample, where there is a limit on them.
+        max_tokens: of a microbatch.
+
+    Returns:
+        Positions in `pairs`; at least one in each, if there are so many.
+
+    Raises:
+        ScheduleError: no microbatches were found that keep the limit.
+    """
+    if len(pairs) < num_buckets:
+        return [[sample] for sample in range(len(pairs))] + [[] for _ in range(num_buckets - len(pairs))]
+    split = Split.checked(num_ranks, 0, num_buckets, meets, seed, is_padded)
+    native = costs(pairs, tokens=tokens)._native
+    return native.buckets(range(len(pairs)), split.cut(num_ranks, None, max_tokens))
+
+
 class Parts:
     """Samples of each microbatch of each rank, numbered through over all ranks."""
 
-    def __init__(self, buckets: list[list[int]], counts: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        buckets: list[list[int]],
+        counts: Sequence[int],
+        device: torch.device,
+        group: ProcessGroup | None = None,
+    ) -> None:
         """Sends nothing yet.
 
         Args:
             buckets: samples of each microbatch: those of the first of each rank, then of the second, ...
             counts: samples that each rank has.
             device: through which samples travel.
+            group: the ranks; None: all there are.
         """
         self.buckets, self.counts = buckets, list(counts)
-        self._num_ranks, self._device = len(counts), device
+        self._num_ranks, self._device, self._group = len(counts), device, group
         # The first sample of each rank, and how many there are.
         self._begins = [0, *accumulate(counts)]
         self._rank_of = {
@@ -145,7 +184,7 @@ class Parts:
         """
         num_ranks = self._num_ranks
         targets = [[self._rank_of[sample] for sample in self._had_by(source)] for source in range(num_ranks)]
-        arrived = exchange(rows, targets, rank, self._device, lands)
+        arrived = exchange(rows, targets, rank, self._device, lands, self._group)
         held = dict(zip(self._of(rank), arrived, strict=True))
         found = []
         for start in range(0, len(self.buckets), num_ranks):
@@ -153,6 +192,25 @@ class Parts:
             own = of_ranks[rank]
             found.append((own, [held[sample] for sample in own], list(map(len, of_ranks))))
         return found
+
+    def copies(self, rows: list[Row], rank: int, lands: torch.device | None = None) -> list[Row]:
+        """A sample for each microbatch of a rank that has none, as where a stream ends; each rank calls it.
+
+        Args:
+            rows: samples that this rank had.
+            rank: this one.
+            lands: where the tensors of samples that arrive are; None: where they travel.
+
+        Returns:
+            As many copies of one sample, which another microbatch holds too.
+        """
+        empty = [bucket % self._num_ranks for bucket, samples in enumerate(self.buckets) if not samples]
+        if not empty:
+            return []
+        owner = next(other for other, count in enumerate(self.counts) if count)
+        targets = [empty if other == owner else [] for other in range(self._num_ranks)]
+        sent = rows[:1] * len(empty) if rank == owner else []
+        return exchange(sent, targets, rank, self._device, lands, self._group)
 
     def returned(self, found: dict[int, Row], rank: int) -> list[Row]:
         """What ranks made of the samples of this one; each rank calls it.
@@ -167,7 +225,8 @@ class Parts:
         held = [self._of(other) for other in range(self._num_ranks)]
         had_by = {sample: other for other in range(self._num_ranks) for sample in self._had_by(other)}
         targets = [[had_by[sample] for sample in samples] for samples in held]
-        arrived = exchange([found[sample] for sample in held[rank]], targets, rank, self._device)
+        sent = [found[sample] for sample in held[rank]]
+        arrived = exchange(sent, targets, rank, self._device, group=self._group)
         order = [sample for samples in held for sample in samples if had_by[sample] == rank]
         of_sample = dict(zip(order, arrived, strict=True))
         return [of_sample[sample] for sample in self._had_by(rank)]

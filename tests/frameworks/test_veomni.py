@@ -1,0 +1,232 @@
+"""VeOmni by counted work: its own task scripts on two CPU ranks, with dflop's command and without, and one process.
+
+The one process is transformers' own model on each sample alone. `veomni_rank.py` says what stands in for a GPU.
+`make test-frameworks` runs these tests in an environment of VeOmni's own versions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_vision
+import torch
+
+pytest.importorskip("veomni", reason="VeOmni is not installed: `make test-frameworks`")
+PAGE = Path(__file__).resolve().parents[2] / "docs/frameworks.md"
+TOLERANCE = 1e-5
+COUNT = 40
+CAP = 300
+TASK = """from veomni.arguments import parse_args
+from veomni.trainer.{module} import {trainer}, {arguments}
+
+if __name__ == "__main__":
+    {trainer}(parse_args({arguments})).train()
+"""
+FIXED = {"train.dyn_bsz": False, "train.global_batch_size": 8}
+TEXT = {
+    "script": "train_text.py",
+    "model": "text",
+    "data": "texts.jsonl",
+    "given": {"data.data_type": "plaintext", "data.text_keys": "text", "data.chat_template": "default"},
+}
+KINDS = {
+    "packed": {},
+    "worker": {"given": {"train.dyn_bsz_runtime": "worker", "data.dataloader.num_workers": 2}},
+    "fixed": {"given": {**FIXED, "train.micro_batch_size": 2}},
+    "single": {"given": FIXED},
+    "thread": {"given": {"data.dataloader.use_background_prefetcher": True}},
+    "length": {"given": {"train.pad_to_length": True}},
+    "effective": {"given": {"train.dyn_bsz_count_mode": "effective", "data.max_seq_len": 100}},
+    "end": {"given": {"train.max_steps": None, "data.dataloader.drop_last": False}},
+    "text": TEXT,
+}
+
+
+def case(kind, *, is_ours, **more):
+    name = f"{'ours' if is_ours else 'theirs'}_{kind}"
+    return {"name": name, "is_ours": is_ours, **KINDS[kind], **more}
+
+
+def run(folder, *cases, num_ranks=2, passes=True):
+    """Ranks of VeOmni that run some cases one after the other; of each case what every rank found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("veomni_rank.py")),
+        str(folder),
+        json.dumps(cases),
+    ]
+    started = [
+        subprocess.Popen(
+            command,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=550)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    if not passes:
+        assert any(process.returncode for process in started)
+        return "\n".join(said)
+    assert [process.returncode for process in started] == [0] * num_ranks, "\n".join(
+        one[-4000:] for one in said
+    )
+    found = {
+        one["name"]: [torch.load(folder / f"{one['name']}.{rank}") for rank in range(num_ranks)]
+        for one in cases
+    }
+    return found, "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("veomni")
+    tiny_vision.write_model(folder / "model")
+    tiny_vision.write_text_model(folder / "text")
+    chats = tiny_vision.chats(folder / "pictures", COUNT)
+    rows = []
+    for question, answer, pictures in chats:
+        turns = [("user", question, len(pictures)), ("assistant", answer, 0)]
+        turns = [{"role": role, "text": text, "num_pictures": count} for role, text, count in turns]
+        rows.append({"conversations": turns, "images": pictures})
+    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    texts = [{"text": f"{question} {answer}"} for question, answer, _ in chats]
+    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    for module, trainer, arguments in (
+        ("vlm_trainer", "VLMTrainer", "VeOmniVLMArguments"),
+        ("text_trainer", "TextTrainer", "VeOmniArguments"),
+    ):
+        task = TASK.format(module=module, trainer=trainer, arguments=arguments)
+        (folder / f"train_{module.partition('_')[0]}.py").write_text(task)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    """Two ranks: VeOmni itself, then the same by the command of the page."""
+    found = {}
+    for kind in KINDS:
+        # Workers of a loader do not end before their process does.
+        found |= run(folder, case(kind, is_ours=False))[0]
+        found |= run(folder, case(kind, is_ours=True))[0]
+    return found
+
+
+def samples_of(rank, step):
+    return [sample for batch in rank["steps"][step] for sample in batch]
+
+
+def key(sample):
+    """What tells samples apart."""
+    return (*sample["input_ids"].tolist(), *sample["labels"][1:].tolist())
+
+
+def length(batch):
+    return sum(len(sample["input_ids"]) for sample in batch)
+
+
+def patches(batch):
+    return 4 * sum(int(sample["image_mask"].sum()) for sample in batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_step_has_its_samples(kind, both):
+    """Each sample of a step once, as many microbatches on both ranks, none with more tokens than VeOmni's limit."""
+    theirs, ours = both[f"theirs_{kind}"], both[f"ours_{kind}"]
+    assert [len(rank["steps"]) for rank in ours] == [len(rank["steps"]) for rank in theirs]
+    for step in range(len(theirs[0]["steps"])):
+        read, trained = (
+            [key(sample) for rank in ranks for sample in samples_of(rank, step)] for ranks in (theirs, ours)
+        )
+        assert sorted(trained) == sorted(read)
+        counts = {len(rank["steps"][step]) for rank in ours}
+        assert len(counts) == 1
+        fullest = max(length(batch) for rank in theirs for batch in rank["steps"][step])
+        assert max(length(batch) for rank in ours for batch in rank["steps"][step]) <= max(CAP, fullest)
+
+
+@pytest.mark.parametrize("kind", ["packed", "worker", "fixed", "single", "thread", "text"])
+def test_microbatches_are_even(kind, both):
+    """By encoder patches and LLM tokens, which ranks wait for in each microbatch."""
+
+    def waits(ranks):
+        slots = [
+            slot
+            for steps in zip(*(rank["steps"] for rank in ranks), strict=True)
+            for slot in zip(*steps, strict=True)
+        ]
+        slowest = [sum(max(map(of, slot)) for slot in slots) for of in (patches, length)]
+        mean = [sum(sum(map(of, slot)) for slot in slots) / 2 for of in (patches, length)]
+        return sum(slowest) / sum(mean)
+
+    theirs, ours = waits(both[f"theirs_{kind}"]), waits(both[f"ours_{kind}"])
+    assert ours - 1 < (theirs - 1) / 2, (theirs, ours)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_train_what_one_process_trains(kind, folder, both):
+    """Transformers' own model on each sample of a step alone, with the mean over all label tokens of the step."""
+    from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2ForCausalLM
+
+    ours = both[f"ours_{kind}"]
+    is_text = kind == "text"
+    maker = Qwen2ForCausalLM if is_text else Qwen2_5_VLForConditionalGeneration
+    model = maker.from_pretrained(folder / ("text" if is_text else "model"), attn_implementation="eager")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for step in range(len(ours[0]["steps"])):
+        rows = [sample for rank in ours for sample in samples_of(rank, step)]
+        count = sum(int((row["labels"][1:] != -100).sum()) for row in rows)
+        for row in rows:
+            (loss_of(model, row, is_text=is_text) / count).backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.grad is not None:
+                    weight -= 0.1 * weight.grad
+                    weight.grad = None
+    one = {name: value for name, value in model.state_dict().items()}
+    assert tiny_vision.difference(one, before) > 1e-2
+    for rank in ours:
+        assert tiny_vision.difference(rank["state"], one) <= TOLERANCE
+
+
+def loss_of(model, row, *, is_text):
+    """Sum over the label tokens of a sample."""
+    ids = row["input_ids"].clone()
+    given = {}
+    if not is_text:
+        ids[row["image_mask"]] = model.config.image_token_id
+        given["position_ids"] = row["position_ids"][:, None]
+        given |= {name: row[name] for name in ("pixel_values", "image_grid_thw") if name in row}
+    logits = model(input_ids=ids[None], **given).logits[0, :-1]
+    return torch.nn.functional.cross_entropy(logits, row["labels"][1:], ignore_index=-100, reduction="sum")
+
+
+def test_the_command_is_that_of_the_page():
+    """Its name, and the script that it runs."""
+    section = PAGE.read_text().split("## VeOmni\n")[1]
+    command = re.findall(r"^```sh\n(.+)", section, flags=re.M)[0]
+    assert "-m dflop.integrations.veomni tasks/train_vlm.py" in command
+
+
+def test_one_rank_is_left_alone(folder):
+    """Nothing to balance: and the command says so, before VeOmni refuses a CPU without FSDP."""
+    said = run(folder, case("packed", is_ours=True), num_ranks=1, passes=False)
+    assert "dflop: one data-parallel rank, nothing to balance" in said
