@@ -72,7 +72,11 @@ def _skip_newer(items):
         for item in (
             item
             for item in items
-            if any(name in item.nodeid for name in ("omni", "gemma4", "lfm2", "minicpm", "short_conv"))
+            # Of a trainer whose name ends so, not of a family.
+            if any(
+                name in item.nodeid.replace("veomni", "")
+                for name in ("omni", "gemma4", "lfm2", "minicpm", "short_conv")
+            )
         ):
             item.add_marker(skip)
 

@@ -1,6 +1,6 @@
 """One rank of VeOmni on a CPU: its own task script, with the command of dflop or without.
 
-    python veomni_rank.py FOLDER CASES   # CASES: JSON; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set
+    python veomni_rank.py FOLDER CASES   # CASES: JSON; RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR are set
 
 chats -> VeOmni's dataset, loader, collation, model and FSDP2 -> samples of each microbatch, parameters
 
@@ -103,7 +103,7 @@ def record():
 
 def samples(batch):
     """Each sample of a microbatch as it was before it was packed; none where another microbatch trains it."""
-    if batch.get("padding_flag"):
+    if bool((batch["labels"] == -100).all()):
         return []
     ends = batch["cu_seq_lens_q"].tolist()
     # `pad_to_length` fills up the row with a sample of nothing.
@@ -207,13 +207,14 @@ def main():
     record()
     for case in cases:
         STEPS.clear(), STATES.clear()
+        os.environ["MASTER_PORT"] = str(case["port"])
         path = folder / f"{case['name']}.{rank}.yaml"
         path.write_text(yaml.safe_dump(configuration(folder, case)))
         script = str(folder / case.get("script", "train_vlm.py"))
         if case["is_ours"]:
-            from dflop.integrations.veomni import main as ours
-
-            ours([script, str(path)])
+            # As `python -m` does it.
+            sys.argv = ["veomni", script, str(path)]
+            runpy.run_module("dflop.integrations.veomni", run_name="__main__", alter_sys=True)
         else:
             sys.argv = [script, str(path)]
             runpy.run_path(script, run_name="__main__")

@@ -11,6 +11,7 @@ of a step. A rank keeps its number of microbatches, and a microbatch its limit o
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import runpy
 import sys
@@ -83,8 +84,8 @@ def _check(trainer: Any) -> None:
     """Refuses what cannot be balanced, and says where VeOmni's own gradient depends on microbatches."""
     if hasattr(trainer.args, "dpo_config"):
         message = (
-            "the trainer is VeOmni's of preferences (DPO), must be that of text or of pictures: its loss is a "
-            "mean over the pairs of a microbatch"
+            "the trainer is VeOmni's of preferences (DPO), must be that of text or of pictures: "
+            "its loss is a mean over the pairs of a microbatch"
         )
         raise ValueError(message)
     config = trainer.model.config
@@ -110,16 +111,12 @@ def _say(trainer: Any, state: Any) -> None:
         print(f"dflop: {found}", file=sys.stderr, flush=True)
 
 
-class _Microbatch(ReadRows):
-    """Samples of a microbatch of VeOmni's; at the end of its data it makes copies, and marks them."""
+class _Unlearnt(dict[str, Any]):
+    """A microbatch of which VeOmni counts no label and its model sees all: a finite loss that weighs 0."""
 
-    is_copy = False
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name != "padding_flag":
-            message = f"VeOmni's loader sets `{name}` of a microbatch, dflop knows `padding_flag` alone"
-            raise ValueError(message)
-        self.is_copy = bool(value)
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        return torch.full_like(value, _IGNORED) if name == "labels" else value
 
 
 class _BalancedLoader:
@@ -147,16 +144,17 @@ class _BalancedLoader:
         """Balanced steps, from where VeOmni's loader stands."""
         return _Steps(iter(self._theirs), self._balanced)
 
-    def _balanced(self, step: list[_Microbatch]) -> list[Any]:
+    def _balanced(self, step: list[ReadRows]) -> list[Any]:
         """The microbatches of this rank; none where no rank has read anything."""
-        read = [list(batch.rows) for batch in step if not batch.is_copy]
+        read = [list(batch.rows) for batch in step]
         parts = self._spread.split(read)
         if not any(parts.counts):
             return []
         rows = [row for batch in read for row in batch]
         held = [mine for _, mine, _ in parts.of_rank(rows, self._spread.rank, _CPU)]
         copies = parts.copies(rows, self._spread.rank, _CPU)
-        found = [self._collated(mine) if mine else self._copied(copies.pop()) for mine in held]
+        # A sample that another microbatch trains fills an empty one: ranks meet, and nothing is learnt.
+        found = [self._collated(mine) if mine else _Unlearnt(self._collated([copies.pop()])) for mine in held]
         if self._pins:
             pin: Any = import_module("torch.utils.data._utils.pin_memory")
             found = pin.pin_memory(found)
@@ -165,13 +163,6 @@ class _BalancedLoader:
     def _collated(self, rows: Sequence[Row]) -> Any:
         """A microbatch by VeOmni's own collation."""
         return self._collate([row if self._is_classification else _of_learnt(row) for row in rows])
-
-    def _copied(self, row: Row) -> Any:
-        """A microbatch of a sample that another one trains, marked as VeOmni does: nothing is learnt from it."""
-        batch = self._collated([row])
-        batch["labels"] = torch.full_like(batch["labels"], _IGNORED)
-        batch["padding_flag"] = True
-        return batch
 
 
 class _Steps:
@@ -198,7 +189,7 @@ def _left_for_later(loader: Any) -> Callable[[Sequence[Row]], Any]:
     ):
         collate = getattr(place, name, None)
         if callable(collate):
-            setattr(place, name, _Microbatch)
+            setattr(place, name, ReadRows)
             return collate
     message = (
         f"VeOmni's `{type(loader).__name__}` collates at no place that dflop knows: "
@@ -323,7 +314,7 @@ def _limit(args: Any) -> int | None:
     limit = train.micro_batch_size * args.data.max_seq_len
     # Then it counts those that are learnt from, and has another limit on all.
     if train.dyn_bsz_count_mode == "effective":
-        limit = int(limit * train.dyn_bsz_physical_overflow_ratio)
+        limit = math.ceil(limit * train.dyn_bsz_physical_overflow_ratio)
     return min(limit, train.pad_to_length) if train.pad_to_length else limit
 
 
@@ -385,4 +376,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # By its name: workers of a loader look for its types there, and `__main__` is the script's.
+    import_module("dflop.integrations.veomni").main()
