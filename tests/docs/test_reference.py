@@ -47,7 +47,7 @@ def test_python_has_every_public_name() -> None:
 def test_python_has_what_each_trainer_needs() -> None:
     asked = imported()
     modules = {module.rpartition(".")[2] for module, _ in asked}
-    assert modules >= {"transformers", "accelerate", "lightning", "torchtitan", "energon", "verl"}
+    assert modules >= {"transformers", "accelerate", "lightning", "torchtitan", "energon", "verl", "easyr1"}
     assert not [name for name in asked if documented().get(name[1]) != ".".join(name)]
 
 
@@ -57,7 +57,7 @@ def test_what_python_has_is_there(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     if module.startswith("dflop.integrations."):
         package = module.split(".")[2]
-        if package not in {"loader", "encoder", "padding", "loss", "script", "verl"}:
+        if package not in {"loader", "encoder", "padding", "loss", "script", "verl", "easyr1"}:
             others = {"energon": "megatron.energon", "nemo": "nemo_automodel"}
             pytest.importorskip(others.get(package, package))
     assert hasattr(importlib.import_module(module), attribute)

@@ -25,7 +25,9 @@ import torch
 from PIL import Image
 from torch.overrides import TorchFunctionMode
 
-if os.environ["LINE"] == "dflop":
+IS_OURS = os.environ["LINE"] == "dflop"
+if IS_OURS:
+    from dflop.integrations import cost_of_parameters
     from dflop.integrations.easyr1 import balance_batches
 
     balance_batches()
@@ -129,7 +131,7 @@ def settings_of(folder, overrides, num_ranks):
 
 
 def policy_of(actor):
-    """EasyR1's actor with its model in FSDP on CPUs, in float32."""
+    """EasyR1's actor with its model in FSDP on CPUs, in float32; what dflop counts of that model."""
     path = actor.model.model_path
     config = AutoConfig.from_pretrained(path)
     # transformers 4.57 gives a configuration that it wrote itself the type of its text part.
@@ -148,6 +150,7 @@ def policy_of(actor):
         model = peft.get_peft_model(model, adapter)
     if actor.model.freeze_vision_tower:
         model.model.visual.requires_grad_(False)
+    costs = [cost_of_parameters(model)] if IS_OURS else []
     module = FullyShardedDataParallel(
         model,
         auto_wrap_policy=get_fsdp_wrap_policy(model, is_lora_model=is_lora),
@@ -156,7 +159,8 @@ def policy_of(actor):
     )
     trained = [one for one in module.parameters() if one.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=1.0 if is_lora else 0.1)
-    return dp_actor.DataParallelPPOActor(config=actor, actor_module=module, actor_optimizer=optimizer)
+    policy = dp_actor.DataParallelPPOActor(config=actor, actor_module=module, actor_optimizer=optimizer)
+    return policy, costs
 
 
 def weights_of(policy):
@@ -197,14 +201,17 @@ def run(folder, case, rank, num_ranks):
     trainer._balance_batch(batch, metrics={})
     data = batch.chunk(num_ranks)[rank]
     own = [int(one) for one in data.non_tensor_batch["uid"]]
-    policy = policy_of(config.worker.actor)
+    policy, costs = policy_of(config.worker.actor)
     before = weights_of(policy)
     with watched() as scored:
         log_probs = policy.compute_log_prob(data)
     with watched() as trained:
         metrics = policy.update_policy(data)
     size = config.worker.actor.global_batch_size_per_device
+    if IS_OURS:
+        costs += [trainer._dflop_counted, policy._dflop_counted]
     return {
+        "costs": costs,
         "own": own,
         "scored": [[[own[at] for at in held] for held in step] for step in scored],
         "trained": [

@@ -96,7 +96,9 @@ def write_model(directory, seed=0):
             **(
                 {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
                 if IS_OLD
-                else {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}}
+                else {
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+                }
             ),
             "eos_token_id": ids["<|im_end|>"],
             "pad_token_id": ids["<|endoftext|>"],

@@ -57,7 +57,7 @@ _theirs: dict[str, Any] = {}
 
 
 def runtime_env(given: Any = None) -> dict[str, Any]:
-    """Ray's environment for EasyR1 with `balance_batches`; Ray asks the function that `RAY_RUNTIME_ENV_HOOK` names.
+    """Ray's environment for EasyR1 with `balance_batches`, for Ray to ask: `RAY_RUNTIME_ENV_HOOK` names it.
 
     Args:
         given: the environment that EasyR1 asks for.
@@ -109,10 +109,9 @@ def _change_balancing(module: Any) -> None:
             "`actor_rollout_ref.model.external_lib=dflop.integrations.verl`"
         )
         raise RuntimeError(message)
-    for name, ours in (
-        ("get_seqlen_balanced_partitions", _partitions),
-        ("rearrange_micro_batches", _microbatches),
-    ):
+    names = ("get_seqlen_balanced_partitions", "rearrange_micro_batches")
+    changed: tuple[Any, ...] = (_partitions, _microbatches)
+    for name, ours in zip(names, changed, strict=True):
         _theirs[name] = _own(module, name)
         setattr(module, name, wraps(_theirs[name])(ours))
 
@@ -203,6 +202,12 @@ def _partitions(seqlen_list: Any, k_partitions: int, equal_size: bool) -> list[l
             raise ValueError(message)
         if not equal_size:
             found = divided.work.parts(tokens, k_partitions, equal_size=False)
+            if found is None:
+                warnings.warn(
+                    f"no {k_partitions} microbatches of even work keep the cap of {divided.work.max_tokens} "
+                    "tokens: those of EasyR1 are taken, which are even in tokens",
+                    stacklevel=2,
+                )
         elif len(tokens) % k_partitions == 0:
             found = _of_ranks(divided, k_partitions)
     if found is None:
@@ -249,8 +254,8 @@ def _warn_of_loss(actor: Any) -> None:
     """Says where EasyR1's own gradient depends on how samples are divided."""
     if actor.loss_avg_mode == "seq":
         warnings.warn(
-            "`worker.actor.loss_avg_mode` is `seq`: EasyR1 takes the mean over the samples of a microbatch and "
-            "weighs it by the microbatch's tokens. So the gradient depends on how samples are divided, with "
-            "dflop and without; with `token` it does not",
+            "`worker.actor.loss_avg_mode` is `seq`: EasyR1 takes the mean over the samples of a microbatch, "
+            "and weighs it by the microbatch's tokens. So the gradient depends on how samples are divided, "
+            "with dflop and without; with `token` it does not",
             stacklevel=3,
         )

@@ -1,7 +1,7 @@
 """What samples of EasyR1 cost: the model that it makes of its configuration, without values (`meta`).
 
-worker.actor.model -> the model where the trainer runs \
-a rank's policy    -> the same of the policy's class   | -> verl_costs.Counted -> encoder and LLM work of a sample
+worker.actor.model -> the model, where the trainer runs    \
+a rank's policy    -> the same model, of the policy's class | -> verl_costs.Counted -> work of a sample
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def counted_by_settings(model: Any) -> Counted:
         targets = model.lora.target_modules
         adapter = import_module("peft").LoraConfig(
             r=model.lora.rank,
-            target_modules=targets if targets == "all-linear" else [one.strip() for one in targets.split(",")],
+            target_modules=targets
+            if targets == "all-linear"
+            else [one.strip() for one in targets.split(",")],
             exclude_modules=model.lora.exclude_modules,
         )
     empty = _empty(
