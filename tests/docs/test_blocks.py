@@ -42,6 +42,7 @@ RUN_BY = {
         "tests/frameworks/test_axolotl.py",
         "tests/frameworks/test_nemo.py",
         "tests/frameworks/test_verl.py",
+        "tests/frameworks/test_easyr1.py",
         "tests/frameworks/test_veomni.py",
         "tests/dist/test_loaded.py",
         "tests/unit/test_row_costs.py",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from importlib.metadata import version
 
 import torch
 
+IS_OLD = version("transformers").partition(".")[0] == "4"
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -37,9 +39,11 @@ def byte_tokens():
 
 def tokenizer_of_bytes():
     """The same for transformers, with the special tokens of Qwen2.5-VL."""
-    from transformers import PreTrainedTokenizerFast
+    import transformers
 
-    return PreTrainedTokenizerFast(
+    # The processor of Qwen2.5-VL takes no other one in transformers 4.
+    kind = transformers.Qwen2TokenizerFast if IS_OLD else transformers.PreTrainedTokenizerFast
+    return kind(
         tokenizer_object=byte_tokens(),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -89,7 +93,13 @@ def write_model(directory, seed=0):
             "num_attention_heads": 2,
             "num_key_value_heads": 1,
             "max_position_embeddings": 512,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]},
+            **(
+                {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
+                if IS_OLD
+                else {
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+                }
+            ),
             "eos_token_id": ids["<|im_end|>"],
             "pad_token_id": ids["<|endoftext|>"],
             "bos_token_id": None,

@@ -11,6 +11,7 @@
               nemo.recipe               NeMo Automodel
               veomni.balance_batches    VeOmni, as a command; read_rows.py: samples that wait for collation
               verl.balance_batches      verl, by its own option; verl_costs.py: by tokens of its samples
+              easyr1.balance_batches    EasyR1, by an option of Ray
               torchtitan, energon
     encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound
               encoder.attend_encoder    alone: text alone hangs nobody under FSDP2; text_alone.py takes it

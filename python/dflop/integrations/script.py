@@ -13,16 +13,14 @@ import os
 import runpy
 import sys
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflop.integrations.when_imported import WhenImported
 from dflop.integrations.yaml_options import balance_as_asked, checked, split_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from importlib.machinery import ModuleSpec
 
 _MODULE = "transformers.trainer"
 
@@ -81,7 +79,7 @@ def balanced_trainers(
     if _MODULE in sys.modules:
         patch(sys.modules[_MODULE])
     else:
-        waits = _Waits(patch)
+        waits = WhenImported({_MODULE: patch})
         sys.meta_path.insert(0, waits)
         undo.append(lambda: sys.meta_path.remove(waits))
     try:
@@ -89,28 +87,6 @@ def balanced_trainers(
     finally:
         for one in undo:
             one()
-
-
-class _Waits(MetaPathFinder):
-    """Calls `patch` with the module of the trainer when a script imports it."""
-
-    def __init__(self, patch: Callable[[Any], None]) -> None:
-        self._patch = patch
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Finds the trainer's module as ever, and adds a call behind its code."""
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == _MODULE else None
-        if spec is None or spec.loader is None:
-            return None
-        loader = spec.loader
-        run = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            run(module)
-            self._patch(module)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _check(trainer: Any, asked: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What samples of verl cost: their own tokens, by the model's configuration alone.
+"""What samples of verl and EasyR1 cost: their own tokens, by the model's configuration alone.
 
 configuration -> the model without values (`meta`) -> cost_of_parameters -> encoder and LLM work of a sample
 """
@@ -50,7 +50,21 @@ class Counted:
         Raises:
             ValueError: transformers knows no such model, or its parameters cannot be counted.
         """
-        model = _empty(model_config)
+        return cls.of_model(_empty(model_config))
+
+    @classmethod
+    def of_model(cls, model: Any) -> Counted:
+        """The same of a model.
+
+        Args:
+            model: it, with its adapters; its parameters may be without values.
+
+        Returns:
+            The costs.
+
+        Raises:
+            ValueError: its parameters cannot be counted.
+        """
         trained = cost_of_parameters(model)
         warn_of_unknown(model)
         return cls(trained, cost_of_parameters(model, is_trained=False), media_tokens(model, trained))
@@ -108,6 +122,19 @@ class Work:
         unit = sum(map(sum, costs)) / _WHOLE
         encoder, llm = ([round(cost / unit) for cost in part] for part in zip(*costs, strict=True))
         return cls(encoder, llm, tokens)
+
+    def rows(self, start: int, stop: int) -> Work:
+        """Of some in a row.
+
+        Args:
+            start: the first.
+            stop: the one behind the last.
+
+        Returns:
+            Their work, in the same units.
+        """
+        parts = (part[start:stop] for part in (self.encoder, self.llm, self.tokens))
+        return Work(*parts, max_tokens=self.max_tokens)
 
     def capped(self, max_tokens: int, group_size: int) -> Work:
         """For microbatches.
