@@ -90,7 +90,7 @@ def settings_of_processor(model_dir: Path, part: str) -> dict[str, Any]:
 
 
 def _part(content: dict[str, Any], part: str) -> Any:
-    """A part of `processor_config.json`; None where it is null or missing. A feature extractor has two names."""
+    """A part of `processor_config.json`; None where it has none. A feature extractor has two names."""
     if part == "feature_extractor" and part not in content:
         part = "audio_processor"
     return content.get(part)
