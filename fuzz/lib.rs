@@ -263,7 +263,7 @@ pub fn family(bytes: &[u8]) {
     files.resize(4, serde_json::Value::Null);
     let [config, preprocessor, video_preprocessor, processor] =
         <[serde_json::Value; 4]>::try_from(files).expect("it was cut to four");
-    let files = FamilyFiles { config, preprocessor, video_preprocessor, processor };
+    let files = FamilyFiles { config, preprocessor, video_preprocessor, processor, ..FamilyFiles::default() };
     let Ok(Some(rule)) = family::open(&files) else { return };
     for (height, width) in [(1, 1), (480, 640), (u32::MAX, 1), (0, 7), (4_000, 7_000)] {
         let size = Size { height, width };

@@ -6,6 +6,7 @@ the rest.
 
 from typing import TYPE_CHECKING, Any
 
+import dflop._interrupt  # noqa: F401 - first, so that the rest of these imports can be interrupted
 from dflop._native import (
     ArtifactError,
     Balance,

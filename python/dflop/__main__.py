@@ -28,6 +28,9 @@ def main() -> int:
         The exit status: 0 done, 1 the answer is no, 2 wrong arguments or files, 130 interrupted.
     """
     python_handler = signal.getsignal(signal.SIGINT)
+    if python_handler is signal.SIG_DFL:
+        # Since this process began to import dflop (`_interrupt.py`).
+        python_handler = signal.default_int_handler
     # A shell that starts a job in the background of a script has it ignore Ctrl-C, which stays so.
     if python_handler is not signal.SIG_IGN:
         # While Rust runs, Python's own handler would only set a flag that nobody reads.

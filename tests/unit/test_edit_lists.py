@@ -124,12 +124,30 @@ def test_sounds_are_as_long_as_decoded(tmp_path):
         for rate in (16000, 44100)
         for num_samples in (1024, 5000, 2 * rate, 2 * rate + 17, 30720)
     }
-    # An edit without length shows nothing at all.
+    # Lists with edits of no length, at the start of a packet and within one, with and without media.
+    whole = spoken(16000, 16_000)
+    lists = [
+        [(0, 1024)],
+        [(0, 0)],
+        [(0, 3000)],
+        [(0, -1)],
+        [(100, -1)],
+        [(0, -1), (0, 1024)],
+        [(0, 3000), (0, 5000)],
+    ]
+    lists += [
+        [(0, 1024), (500, 1024)],
+        [(500, 1024), (0, 3000)],
+        [(0, 3000), (500, 1024)],
+        [(0, -1), (500, 1024)],
+    ]
+    lists += [[(100, -1), (500, 1024)], [(0, 17_408)], [(0, 20_000)], [(0, 5000), (0, 3000)]]
+    clips |= {f"16000-edits-{place}": with_edits(whole, edits) for place, edits in enumerate(lists)}
     clips |= {
         f"{name}-less-{by}": shortened(clip, by)
         for name, clip in clips.items()
         for by in (1, 30, 70)
-        if 1000 * int(name.split("-")[1]) > (by + 1) * int(name.split("-")[0])
+        if "edits" not in name and 1000 * int(name.split("-")[1]) > (by + 1) * int(name.split("-")[0])
     }
     for name, clip in clips.items():
         (tmp_path / f"{name}.m4a").write_bytes(clip)
@@ -140,8 +158,9 @@ def test_sounds_are_as_long_as_decoded(tmp_path):
     for name, clip in clips.items():
         with av.open(io.BytesIO(clip)) as container:
             expected[name] = sum(frame.samples for frame in container.decode(audio=0))
-    found = {name: round(row["duration_s"] * row["sample_rate"]) for name, row in rows.items()}
+    found = {name: round((row["duration_s"] or 0) * row["sample_rate"]) for name, row in rows.items()}
     assert found == expected
+    assert {0, 72, 120, 8192, 8264} < set(expected.values())
 
 
 def test_an_edit_of_no_length_shows_nothing(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -166,3 +167,54 @@ def test_ctrl_c_while_torch_is_imported_ends_a_process(module: str, struck_in: s
     child = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert child.returncode == -signal.SIGINT, child.stderr
     assert "swallowed" not in child.stdout
+
+
+STRIKES = """
+import importlib.abc, signal, sys
+
+class Strike(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+        return None
+
+signal.signal(signal.SIGINT, signal.{handler})
+sys.meta_path.insert(0, Strike())
+"""
+STARTS = {
+    "dflop": [str(Path(sys.executable).parent / "dflop"), "--version"],
+    "module": [sys.executable, "-m", "dflop", "--version"],
+    "program": [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = '/usr/bin/dflop'; import dflop",
+        "--version",
+    ],
+}
+
+
+def struck(folder: Path, start: str, name: str, handler: str) -> subprocess.CompletedProcess[str]:
+    """How a process ends that Ctrl-C meets while it imports `name`."""
+    (folder / "sitecustomize.py").write_text(STRIKES.format(name=name, handler=handler))
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        STARTS[start], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("name", ["dflop._native", "dflop.data.sampler", "dflop.__main__"])
+@pytest.mark.parametrize("start", ["dflop", "module"])
+def test_ctrl_c_while_the_command_starts_ends_it_without_a_word(
+    start: str, name: str, tmp_path: Path
+) -> None:
+    done = struck(tmp_path, start, name, "default_int_handler")
+    assert (done.returncode, done.stderr, done.stdout) == (-signal.SIGINT, "", "")
+    # Ignored, it goes on.
+    done = struck(tmp_path, start, name, "SIG_IGN")
+    assert (done.returncode, done.stdout[:6]) == (0, "dflop "), done.stderr
+
+
+def test_a_program_that_imports_dflop_has_its_own_way_with_ctrl_c(tmp_path: Path) -> None:
+    """Also one that has the name of the command and was started otherwise, as a spawned process has."""
+    done = struck(tmp_path, "program", "dflop._native", "default_int_handler")
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")

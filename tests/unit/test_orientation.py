@@ -63,11 +63,47 @@ def jpeg(*segments: bytes) -> bytes:
     return whole[:2] + b"".join(made) + whole[2:]
 
 
+def webp(*chunks: tuple[bytes, bytes]) -> bytes:
+    """An extended WebP with these chunks behind its pixels."""
+    whole = picture("WEBP", exif=exif(1), xmp=xmp(1))
+    end = whole.index(b"EXIF", 12)
+    body = whole[12:end] + b"".join(k + struct.pack("<I", len(b)) + b + bytes(len(b) % 2) for k, b in chunks)
+    return b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body
+
+
+def several(value: int) -> dict[str, bytes]:
+    """Pictures with more than one EXIF, sound, empty, broken or cut in the middle; and a classic directory behind another header."""
+    head, one, six = b"Exif\0\0", exif(value), exif(6)
+    big = b"MM\0+" + exif(value, order=">")[4:]
+    found = {
+        "big.png": png(chunks=((b"eXIf", big),)),
+        "big.jpg": jpeg(head + big),
+        "big.webp": webp((b"EXIF", big)),
+    }
+    pairs = {"and-6": (one, six), "6-and": (six, one), "empty-and": (b"", one), "and-empty": (one, b"")}
+    pairs |= {"cut": (one[:19], one[19:]), "broken-and": (b"broken..", one), "header": (one[:4], one[4:])}
+    for name, (first, second) in pairs.items():
+        found[f"{name}.jpg"] = jpeg(head + first, head + second)
+        found[f"{name}-apart.jpg"] = jpeg(
+            head + first, b"http://ns.adobe.com/xap/1.0/\0" + xmp(8), head + second
+        )
+        if name not in ("header", "cut"):
+            found[f"{name}.png"] = png(chunks=((b"eXIf", first), (b"eXIf", second)))
+            beside = ("zTXt", "Raw profile type exif", raw_profile(8))
+            found[f"{name}-profile.png"] = png(beside, chunks=((b"eXIf", first), (b"eXIf", second)))
+        if name not in ("header", "broken-and"):
+            found[f"{name}.webp"] = webp((b"EXIF", first), (b"EXIF", second), (b"XMP ", xmp(8)))
+    found["xmps.webp"] = webp((b"XMP ", xmp(value)), (b"XMP ", xmp(6)))
+    found["xmps-back.webp"] = webp((b"XMP ", xmp(6)), (b"XMP ", xmp(value)))
+    return {f"several-{value}-{name}": bytes_ for name, bytes_ in found.items()}
+
+
 def pictures() -> dict[str, bytes]:
     exif_head, xmp_head = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
     found: dict[str, bytes] = {}
     for value in (0, 1, 3, 5, 6, 7, 8, 9):
         packet = xmp(value)
+        found |= several(value)
         for form in ("JPEG", "WEBP", "PNG", "TIFF"):
             # Pillow writes EXIF that it parsed anew into a TIFF; it takes bytes for the others.
             tags = Image.Exif()
@@ -122,6 +158,7 @@ def pictures() -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.skipif(not features.check("webp"), reason="Pillow without WebP")
 def test_pictures_lie_as_pillow_turns_them(tmp_path):
     """EXIF of every number, in segments, chunks and texts, and XMP where EXIF is silent."""
@@ -164,7 +201,7 @@ def test_what_pillow_refuses_of_a_text_is_refused(tmp_path):
 def test_exif_without_a_tiff_header_is_refused_as_by_pillow(tmp_path):
     """A picture that Pillow refuses in training is a bad sample before; headers that Pillow turns around are read."""
     body, found = exif(6)[4:], {}
-    heads = [b"II*\0", b"II\0*", b"MM\0*", b"MM*\0", b"II+\0", b"XX*\0", b"II\0\0", b"Exif", b""]
+    heads = [b"II*\0", b"II\0*", b"MM\0*", b"MM*\0", b"II+\0", b"MM\0+", b"XX*\0", b"II\0\0", b"Exif", b""]
     for head in heads:
         swapped = exif(6, order=">")[4:] if head.startswith(b"MM") else body
         for data in (head + swapped, head + swapped[:3], head):
@@ -187,3 +224,41 @@ def test_exif_without_a_tiff_header_is_refused_as_by_pillow(tmp_path):
     for row in map(json.loads, done.stdout.splitlines()):
         sides[row["path"]] = (row["width"], row["height"]) if row.get("width") else None
     assert sides == expected, done.stderr
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
+def test_avif_lies_as_pillow_turns_it(tmp_path):
+    """By its properties, and where they do not turn it and its EXIF says nothing, by its XMP."""
+    found = {}
+    for value in (0, 1, 2, 3, 5, 6, 7, 8, 9):
+        tags, other = Image.Exif(), Image.Exif()
+        tags[274], other[271] = value, "maker"
+        for name, exif_bytes in (("none", b""), ("said", tags.tobytes()), ("other", other.tobytes())):
+            for packet in (0, 1, 6):
+                options = {"xmp": xmp(packet)} if packet else {}
+                whole = picture("AVIF", exif=exif_bytes, **options)
+                found[f"{name}-{value}-{packet}.avif"] = whole
+                if name == "said" and value in (3, 6, 8):
+                    # By no quarter: what the EXIF says counts for nothing, and the XMP is not asked.
+                    turned = whole.index(b"irot") + 4
+                    found[f"unturned-{value}-{packet}.avif"] = whole[:turned] + b"\0" + whole[turned + 1 :]
+        whole = picture("AVIF", exif=other.tobytes(), xmp=xmp(6))
+        entry = other.tobytes().replace(struct.pack("<H", 271), struct.pack("<H", 274))
+        assert other.tobytes()[6:] in whole
+        found[f"entry-{value}.avif"] = whole.replace(other.tobytes()[6:], entry[6:])
+        found[f"element-{value}.avif"] = picture(
+            "AVIF", xmp=xmp(value, "><tiff:Orientation>{}</tiff:Orientation")
+        )
+    found["undescribed.avif"] = picture("AVIF", xmp=xmp(6)).replace(b"cdsc", b"auxl")
+    found["long.avif"] = picture("AVIF", xmp=b" " * 9000 + xmp(6))
+    for name, bytes_ in found.items():
+        (tmp_path / name).write_bytes(bytes_)
+    command = [sys.executable, "-m", "dflop", "probe", "--json", *sorted(found)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    rows = {row["path"]: (row["width"], row["height"]) for row in map(json.loads, done.stdout.splitlines())}
+    expected = {}
+    for name, bytes_ in found.items():
+        with Image.open(io.BytesIO(bytes_)) as image:
+            expected[name] = ImageOps.exif_transpose(image).size
+    assert {SIDES, SIDES[::-1]} == set(expected.values())
+    assert rows == expected

@@ -33,7 +33,7 @@ def processor_file(model_dir: Path, part: str = "image_processor") -> Path:
         `processor_config.json` where it holds the part, as in transformers; else that of the part alone.
     """
     path = model_dir / _WHOLE_FILE
-    return path if _content(path).get(part) is not None else model_dir / _FILE
+    return path if _part(_content(path), part) is not None else model_dir / _FILE
 
 
 def processor_fields(model_dir: Path, part: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def processor_fields(model_dir: Path, part: str) -> dict[str, Any]:
         ProfileError: it is not JSON.
     """
     whole = _content(model_dir / _WHOLE_FILE)
-    if (own := whole.get(part)) is not None:
+    if (own := _part(whole, part)) is not None:
         return own
     if part != "video_processor":
         content = _read(model_dir / _FILE)
@@ -87,6 +87,13 @@ def settings_of_processor(model_dir: Path, part: str) -> dict[str, Any]:
         return _read(path)
     content = _read(model_dir / _FILE)
     return content if part in content else {}
+
+
+def _part(content: dict[str, Any], part: str) -> Any:
+    """A part of `processor_config.json`; None where it has none. A feature extractor has two names."""
+    if part == "feature_extractor" and part not in content:
+        part = "audio_processor"
+    return content.get(part)
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -99,6 +99,13 @@ fn truncate_rounded(x: f64) -> u32 {
     (if nearest > x && nearest - x < 5e-8 { nearest } else { x.floor() }) as u32
 }
 
+/// `int(a // b)` of Python, for a >= 0 and b > 0: by the remainder, which may differ from `floor(a / b)`.
+pub(super) fn floor_divide(a: f64, b: f64) -> u32 {
+    let quotient = (a - a % b) / b;
+    let floor = quotient.floor();
+    (if quotient - floor > 0.5 { floor + 1.0 } else { floor }) as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,5 +127,12 @@ mod tests {
         assert_eq!(unpadded(400, 100, (2, 1), 24), (48, 12));
         // One line of pixels is thinner than a feature, so no feature of an even side remains.
         assert_eq!(unpadded(5000, 1, (3, 1), 24), (72, 0));
+    }
+
+    /// Python: `1.0 // 0.1 == 9.0`.
+    #[test]
+    fn division_is_that_of_python() {
+        assert_eq!(floor_divide(1.0, 0.1), 9);
+        assert_eq!(floor_divide(162.0, 2.0), 81);
     }
 }

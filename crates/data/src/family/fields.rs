@@ -5,16 +5,19 @@ use serde_json::Value;
 
 /// Name of the model's own file in errors.
 pub(super) const CONFIG: &str = "config.json";
-/// Name of the image processor's file in errors.
+/// Name of the image processor's file in errors; [`PartNames`](super::PartNames) says which it is, of this and of the next three.
 pub(super) const PREPROCESSOR: &str = "preprocessor_config.json";
 /// Name of the video processor's file in errors.
 pub(super) const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
+/// Name of the feature extractor's file in errors; not that of the image processor, as another file may hold it.
+pub(super) const EXTRACTOR: &str = "the feature extractor's file";
 /// The file in which newer processors keep all their fields.
 pub(super) const PROCESSOR: &str = "processor_config.json";
 /// The largest side we take, in pixels: every count then fits in 32 bits.
 pub(super) const SIDE_MAX: u32 = 1 << 15;
 
-/// A JSON object of the model directory; fields are named by dotted paths, and null is as good as missing.
+/// A JSON object of the model directory; fields are named by dotted paths, and null is as good as missing but for
+/// [flags](Fields::flag).
 pub(super) struct Fields<'a> {
     pub(super) file: &'static str,
     pub(super) object: &'a Value,
@@ -33,11 +36,16 @@ pub(super) fn processor_fields(preprocessor: &Value) -> Option<Fields<'_>> {
 
 impl Fields<'_> {
     pub(super) fn get(&self, field: &str) -> Option<&Value> {
-        field.split('.').try_fold(self.object, |value, key| value.get(key)).filter(|value| !value.is_null())
+        self.written(field).filter(|value| !value.is_null())
+    }
+
+    /// The value in the file, which may be null.
+    fn written(&self, field: &str) -> Option<&Value> {
+        field.split('.').try_fold(self.object, |value, key| value.get(key))
     }
 
     pub(super) fn error(&self, field: &str, rule: String) -> DataError {
-        let value = self.get(field).map_or_else(|| "missing".to_owned(), brief);
+        let value = self.written(field).map_or_else(|| "missing".to_owned(), brief);
         DataError::Config { file: self.file, field: field.to_owned(), value, rule }
     }
 
@@ -63,9 +71,15 @@ impl Fields<'_> {
         number.map(Some).ok_or_else(|| self.error(field, format!("must be a whole number from 1 to {most}")))
     }
 
+    /// Whether a processor does a thing; `None` where the file does not say. Null is no: transformers takes it in the place of
+    /// what the class does.
     pub(super) fn flag(&self, field: &str) -> Result<Option<bool>, DataError> {
-        let Some(value) = self.get(field) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| self.error(field, "must be true or false".to_owned()))
+        match self.written(field) {
+            None => Ok(None),
+            Some(Value::Null) => Ok(Some(false)),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(_) => Err(self.error(field, "must be true or false".to_owned())),
+        }
     }
 }
 
@@ -80,5 +94,23 @@ fn brief(value: &Value) -> String {
         text
     } else {
         format!("{}...", text.chars().take(57).collect::<String>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn null_is_no_where_a_processor_is_asked_whether_it_does_a_thing() {
+        let object = json!({"yes": true, "no": false, "null": null, "one": 1});
+        let fields = Fields { file: PREPROCESSOR, object: &object };
+        let found = ["yes", "no", "null", "absent"].map(|field| fields.flag(field).unwrap());
+        assert_eq!(found, [Some(true), Some(false), Some(false), None]);
+        assert!(fields.flag("one").is_err());
+        assert_eq!((fields.get("null"), fields.side("null").unwrap()), (None, None));
+        let error = fields.error("null", "must be true".to_owned()).to_string();
+        assert_eq!(error, "`preprocessor_config.json`: `null` is null, must be true");
     }
 }

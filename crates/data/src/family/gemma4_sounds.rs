@@ -11,7 +11,7 @@
 //!
 //! The arithmetic is that of `Gemma4AudioFeatureExtractor` and `Gemma4Processor` of Hugging Face transformers 5.23.0.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR};
+use super::fields::{CONFIG, EXTRACTOR, Fields};
 use super::whisper::samples_at;
 use super::{FamilyFiles, MediaShape, Piece, Sound};
 use crate::DataError;
@@ -51,7 +51,7 @@ impl Sounds {
         config.must_be("audio_config.model_type", &["gemma4_audio"], true)?;
         let nested = [&files.processor, &files.preprocessor].map(|object| object.get("feature_extractor"));
         let object = nested.into_iter().flatten().next().unwrap_or(&files.preprocessor);
-        let fields = Fields { file: PREPROCESSOR, object };
+        let fields = Fields { file: EXTRACTOR, object };
         fields.must_be("feature_extractor_type", &["Gemma4AudioFeatureExtractor"], true)?;
         fields.must_be("padding_side", &["right"], true)?;
         let bins = fields.side("feature_size")?.unwrap_or(128);

@@ -22,7 +22,7 @@
 //! If a file gives no rate, transformers assumes 24 frames a second; we take frames over duration, and refuse a clip that gives
 //! neither.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR, VIDEO_PREPROCESSOR, image_fields};
+use super::fields::{CONFIG, Fields, PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR, image_fields};
 use super::glm4v_video::{FrameRule, Generation};
 use super::patches::{Depth, Grid, Patches, PixelRange, TOO_MANY_TOKENS, enlarged, fit};
 use super::qwen_vl::{clip_words, must_be_of, video_fields};
@@ -112,7 +112,8 @@ impl Glm4v {
         let whole = |file, object| Fields { file, object };
         let of_file = whole(VIDEO_PREPROCESSOR, &files.video_preprocessor);
         let absent = Generation::named(&of_file, "processor_class", "Processor", of_family)?;
-        let of_file = whole(PREPROCESSOR, &files.preprocessor);
+        let is_newer = files.processor.get("processor_class").is_some();
+        let of_file = whole(if is_newer { PROCESSOR } else { PREPROCESSOR }, &files.preprocessor);
         let words = Generation::named(&of_file, "processor_class", "Processor", absent)?;
         let model = Patches::of_model(&config, PATCHES)?;
         if model.frames != PATCHES.frames {

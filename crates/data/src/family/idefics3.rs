@@ -10,7 +10,7 @@
 //! SmolVLM reads videos too ([`super::smolvlm_video`]). The arithmetic is that of Hugging Face transformers 5.23.0, with its
 //! floats and their rounding: `Idefics3ImageProcessor`, `SmolVLMImageProcessor` and their processors.
 
-use super::fields::{CONFIG, Fields, PROCESSOR, VIDEO_PREPROCESSOR, image_fields, processor_fields};
+use super::fields::{CONFIG, Fields, VIDEO_PREPROCESSOR, image_fields, processor_fields};
 use super::smolvlm_video::FrameRule;
 use super::{
     Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused,
@@ -171,15 +171,18 @@ impl Idefics3 {
         }
         let preprocessor = image_fields(&files.preprocessor);
         let of_videos = [
-            files.preprocessor.get("video_processor").map(|object| Fields { file: PROCESSOR, object }),
+            files
+                .preprocessor
+                .get("video_processor")
+                .map(|object| Fields { file: VIDEO_PREPROCESSOR, object }),
             Some(Fields { file: VIDEO_PREPROCESSOR, object: &files.video_preprocessor }),
         ];
         let is_told =
             |fields: &Fields<'_>| fields.object.as_object().is_some_and(|object| !object.is_empty());
         let of_videos = of_videos.into_iter().flatten().find(is_told);
-        let frames = (family == FAMILIES[1])
-            .then(|| FrameRule::read(of_videos.as_ref().unwrap_or(&preprocessor), tile))
-            .transpose()?;
+        let of_videos = of_videos.as_ref().unwrap_or(&preprocessor);
+        let file = files.names.of(of_videos.file);
+        let frames = (family == FAMILIES[1]).then(|| FrameRule::read(of_videos, file, tile)).transpose()?;
         Self {
             family,
             tile,

@@ -14,7 +14,8 @@
 use super::fields::{CONFIG, Fields, image_fields, processor_fields, side};
 use super::internvl_video::{FAMILY, FrameRule};
 use super::{
-    Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, unread,
+    Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused,
+    unread,
 };
 use crate::DataError;
 use crate::media::MediaKind;
@@ -106,20 +107,16 @@ impl InternVl {
     ///
     /// # Examples
     /// ```
-    /// use dflop_data::family::{Family as _, InternVl, Size};
+    /// use dflop_data::family::{Family as _, FamilyFiles, InternVl, Size};
     /// let config = serde_json::json!({"model_type": "internvl"});
     /// let preprocessor = serde_json::json!({"size": {"height": 448, "width": 448}});
-    /// let rule = InternVl::from_files(&config, &preprocessor, &serde_json::json!({}))?;
+    /// let rule = InternVl::from_files(&FamilyFiles { config, preprocessor, ..FamilyFiles::default() })?;
     /// let shape = rule.image(Size { height: 480, width: 640 }, 1)?;
     /// assert_eq!((shape.num_tiles, shape.segments[0].tokens, shape.feature_tokens()), (13, 1_025, 3_328));
     /// # Ok::<(), dflop_data::DataError>(())
     /// ```
-    pub fn from_files(
-        config_json: &Value,
-        preprocessor_json: &Value,
-        video_preprocessor_json: &Value,
-    ) -> Result<Self, DataError> {
-        let config = Fields { file: CONFIG, object: config_json };
+    pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
+        let config = Fields { file: CONFIG, object: &files.config };
         config.must_be("model_type", &[FAMILY], false)?;
         config.must_be("vision_config.model_type", &["internvl_vision"], true)?;
         // `full` would keep the CLS, and 1 more than a square cannot be laid out as a grid.
@@ -134,15 +131,11 @@ impl InternVl {
         let tile_features = downsampled(&config, tile_side)?;
 
         seq_length_must_be(&config, tile_features, tile_features)?;
-        if let Some(processor) = processor_fields(preprocessor_json) {
+        if let Some(processor) = processor_fields(&files.preprocessor) {
             seq_length_must_be(&processor, tile_features, 256)?;
         }
-        let preprocessor = image_fields(preprocessor_json);
-        let grids = grids(&preprocessor, image_size)?;
-        // In the order in which transformers looks for them.
-        let videos = [preprocessor_json.get("video_processor"), Some(video_preprocessor_json)];
-        let of_videos = videos.into_iter().flatten().find(|v| v.as_object().is_some_and(|v| !v.is_empty()));
-        let frames = FrameRule::read(of_videos.unwrap_or(preprocessor.object), image_size)?;
+        let grids = grids(&image_fields(&files.preprocessor), image_size)?;
+        let frames = FrameRule::read(files, image_size)?;
         Ok(Self { image_size, tile_tokens: tile_side * tile_side + 1, tile_features, grids, frames })
     }
 
@@ -235,7 +228,7 @@ fn grids(preprocessor: &Fields<'_>, image_size: u32) -> Result<Vec<(u32, u32)>, 
             return Err(preprocessor.error(field, rule));
         }
     }
-    if preprocessor.get("do_resize") == Some(&Value::Bool(false)) {
+    if preprocessor.flag("do_resize")? == Some(false) {
         return Err(preprocessor.error("do_resize", "tiles must be resized to the encoder's size".to_owned()));
     }
     let count = |field: &str, default: u64| match preprocessor.get(field) {
@@ -261,7 +254,11 @@ mod tests {
     fn made(preprocessor: &Value) -> Result<InternVl, DataError> {
         let mut all = json!({"size": {"height": 448, "width": 448}});
         all.as_object_mut().unwrap().extend(preprocessor.as_object().unwrap().clone());
-        InternVl::from_files(&json!({"model_type": "internvl"}), &all, &json!({}))
+        of(json!({"model_type": "internvl"}), all)
+    }
+
+    fn of(config: Value, preprocessor: Value) -> Result<InternVl, DataError> {
+        InternVl::from_files(&FamilyFiles { config, preprocessor, ..FamilyFiles::default() })
     }
 
     fn tiles(rule: &InternVl, height: u32, width: u32) -> u32 {
@@ -345,7 +342,7 @@ mod tests {
             ),
         ];
         for (config, preprocessor, expected) in cases {
-            let error = InternVl::from_files(&config, &preprocessor, &json!({})).unwrap_err().to_string();
+            let error = of(config, preprocessor).unwrap_err().to_string();
             assert!(error.contains(expected), "{expected}: {error}");
         }
     }
@@ -354,7 +351,7 @@ mod tests {
     fn a_downsample_ratio_other_than_a_half_is_taken() {
         let config = json!({"model_type": "internvl", "downsample_ratio": 0.25});
         let preprocessor = json!({"size": {"height": 448, "width": 448}});
-        let rule = InternVl::from_files(&config, &preprocessor, &json!({})).unwrap();
+        let rule = of(config, preprocessor).unwrap();
         assert_eq!(rule.image(Size { height: 9, width: 9 }, 1).unwrap().feature_tokens(), 64);
     }
 }

@@ -11,8 +11,8 @@
 //! than some ten thousand frames of which hundreds are read, a position may be next to that of torch; their number
 //! never differs.
 
-use super::fields::{Fields, VIDEO_PREPROCESSOR};
-use super::{Clip, VideoSampling, refused};
+use super::qwen_vl::video_fields;
+use super::{Clip, FamilyFiles, VideoSampling, refused};
 use crate::DataError;
 use serde_json::Value;
 
@@ -42,6 +42,8 @@ pub(super) struct FrameRule {
     shift: Option<f64>,
     /// Why videos cannot be read, though images can.
     refusal: Option<String>,
+    /// Name of the file of the settings.
+    file: &'static str,
 }
 
 impl FrameRule {
@@ -50,13 +52,10 @@ impl FrameRule {
     /// # Errors
     /// [`DataError::Config`] for a field of another kind than transformers takes. Frames of another size than the
     /// encoder's are an error of each video only: images may be sound all the same.
-    pub(super) fn read(object: &Value, image_size: u32) -> Result<Self, DataError> {
-        let fields = Fields { file: VIDEO_PREPROCESSOR, object };
-        let flag = |field: &str, default: bool| match fields.get(field) {
-            None => Ok(default),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(_) => Err(fields.error(field, "must be true or false".to_owned())),
-        };
+    pub(super) fn read(files: &FamilyFiles, image_size: u32) -> Result<Self, DataError> {
+        let fields = video_fields(files);
+        let file = files.names.of(fields.file);
+        let flag = |field: &str, default: bool| fields.flag(field).map(|flag| flag.unwrap_or(default));
         let number = |field: &str| match fields.get(field).map(Value::as_f64) {
             None => Ok(None),
             Some(Some(number)) if number >= 0.0 => Ok(Some(number)),
@@ -91,16 +90,16 @@ impl FrameRule {
                 if found != Some(image_size) {
                     let found = found.map_or_else(|| "missing".to_owned(), |side| side.to_string());
                     refusal = Some(format!(
-                        "`{field}` of `{VIDEO_PREPROCESSOR}` is {found}, the encoder reads frames of {image_size} \
+                        "`{field}` of `{file}` is {found}, the encoder reads frames of {image_size} \
                          pixels"
                     ));
                 }
             }
         }
         if !flag("do_resize", true)? {
-            refusal = Some(format!("`do_resize` of `{VIDEO_PREPROCESSOR}` is false, frames keep their size"));
+            refusal = Some(format!("`do_resize` of `{file}` is false, frames keep their size"));
         }
-        Ok(Self { wanted, shift, refusal })
+        Ok(Self { wanted, shift, refusal, file })
     }
 
     /// Positions of the frames that are read, ascending.
@@ -137,7 +136,8 @@ impl FrameRule {
             (None, None, Wanted::Rate(wanted)) => rate(wanted)?,
             (None, None, Wanted::Nothing) => {
                 return Err(refuse(&format!(
-                    "`{VIDEO_PREPROCESSOR}` samples frames, but has neither `num_frames` nor `fps`"
+                    "`{}` samples frames, but has neither `num_frames` nor `fps`",
+                    self.file
                 )));
             }
         };
@@ -182,10 +182,14 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
+    fn read(video_preprocessor: Value) -> Result<FrameRule, DataError> {
+        FrameRule::read(&FamilyFiles { video_preprocessor, ..FamilyFiles::default() }, 448)
+    }
+
     fn rule(more: &Value) -> FrameRule {
         let mut fields = json!({"size": {"height": 448, "width": 448}});
         fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        FrameRule::read(&fields, 448).unwrap()
+        read(fields).unwrap()
     }
 
     fn clip(num_frames: u64, fps: f64) -> Clip {
@@ -243,9 +247,9 @@ mod tests {
         refused(json!({"do_center_crop": true}), 3, "`crop_size.width`");
         refused(json!({}), 1 << 40, "must be at most 65536");
         refused(json!({}), 0, "at least 1");
-        assert!(FrameRule::read(&json!({"num_frames": 0}), 448).is_err());
-        assert!(FrameRule::read(&json!({"initial_shift": -1}), 448).is_err());
-        assert!(FrameRule::read(&json!({"do_sample_frames": 1}), 448).is_err());
+        assert!(read(json!({"num_frames": 0})).is_err());
+        assert!(read(json!({"initial_shift": -1})).is_err());
+        assert!(read(json!({"do_sample_frames": 1})).is_err());
     }
 
     proptest! {

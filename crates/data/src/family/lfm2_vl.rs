@@ -167,7 +167,7 @@ impl Lfm2Vl {
         }
         let marks = "use_image_special_tokens";
         for fields in [&image, &Fields { file: PROCESSOR, object: &files.processor }] {
-            if fields.flag(marks)? == Some(false) {
+            if fields.get(marks).is_some() && fields.flag(marks)? == Some(false) {
                 return Err(fields.error(marks, "must be true: a picture has marks around it".to_owned()));
             }
         }

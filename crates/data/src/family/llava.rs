@@ -125,15 +125,15 @@ fn side_must_be(preprocessor: &Fields<'_>, image_size: u32) -> Result<(), DataEr
     if !known.contains(&plain) {
         return Err(preprocessor.error(field, format!("known are {}", known.join(", "))));
     }
-    let flag = |field: &str, default: bool| preprocessor.get(field).map_or(default, |value| value != false);
-    if flag("do_pad", false) && preprocessor.get("pad_size").is_some() {
+    let flag = |field: &str, default: bool| preprocessor.flag(field).map(|flag| flag.unwrap_or(default));
+    if flag("do_pad", false)? && preprocessor.get("pad_size").is_some() {
         return Err(
             preprocessor.error("pad_size", "must be absent: images would leave in that size".to_owned())
         );
     }
-    let cuts = flag("do_center_crop", plain != "SiglipImageProcessor");
+    let cuts = flag("do_center_crop", plain != "SiglipImageProcessor")?;
     let name = if cuts { "crop_size" } else { "size" };
-    if !cuts && !flag("do_resize", true) {
+    if !cuts && !flag("do_resize", true)? {
         return Err(preprocessor.error("do_resize", "must be true where `do_center_crop` is not".to_owned()));
     }
     let rule = || format!("the encoder reads images of {image_size} pixels");

@@ -16,11 +16,12 @@
 //! The newline after a video is the same in every version: 5.17 adds it in the model's `forward`, 5.23 already in
 //! `get_video_features`, and the processors of both versions count it.
 
-use super::anyres::{Pinpoints, unpadded};
+use super::anyres::{Pinpoints, floor_divide, unpadded};
 use super::fields::{CONFIG, Fields, PREPROCESSOR, SIDE_MAX, processor_fields};
+use super::llava_onevision_video::VideoRefusal;
 use super::{
-    Clip, FRAMES_MAX, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused,
-    uniform_frames, unread,
+    Clip, FRAMES_MAX, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words,
+    refused, uniform_frames, unread,
 };
 use crate::DataError;
 use crate::media::MediaKind;
@@ -45,6 +46,7 @@ pub struct LlavaOnevision {
     patch_size: u32,
     grid_pinpoints: Pinpoints,
     max_tiles: u32,
+    video_refusal: VideoRefusal,
 }
 
 /// What one image or video costs, in tiles of one size.
@@ -104,14 +106,13 @@ impl Family for LlavaOnevision {
     }
 
     fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
+        if let Some(rule) = self.video_refusal.of(sampling) {
+            return Err(refused(FAMILY, format!("a video of {} frames", clip.num_frames), rule));
+        }
         let max = sampling.max_frames.unwrap_or(DEFAULT_MAX_FRAMES);
         if max > FRAMES_MAX {
             let media = format!("a video of which {max} frames are asked");
-            return Err(DataError::Shape {
-                family: FAMILY,
-                media,
-                rule: format!("at most {FRAMES_MAX} frames are read of one"),
-            });
+            return Err(refused(FAMILY, media, &format!("at most {FRAMES_MAX} frames are read of one")));
         }
         let frame_indices = uniform_frames(clip.num_frames, max, sampling.fps.zip(clip.duration_s));
         let shape = self.video(frame_indices.len() as u32)?;
@@ -134,6 +135,15 @@ impl Family for LlavaOnevision {
 }
 
 impl LlavaOnevision {
+    /// [`LlavaOnevision::from_config`], with what the video processor's fields say of videos.
+    ///
+    /// # Errors
+    /// As there, and for a field of the video processor of another kind than transformers takes.
+    pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
+        let rule = Self::from_config(&files.config, &files.preprocessor)?;
+        Ok(Self { video_refusal: VideoRefusal::read(files, rule.image_size)?, ..rule })
+    }
+
     /// The rule for a model directory's `config.json` and `preprocessor_config.json`; a `processor_config.json`
     /// that holds the image processor's fields under `image_processor` serves as well.
     ///
@@ -192,7 +202,7 @@ impl LlavaOnevision {
         if preprocessor.get("size").is_none() && image_size != DEFAULT_IMAGE_SIZE {
             return Err(preprocessor.error("size", format!("the encoder reads tiles of {image_size} pixels")));
         }
-        if preprocessor.get("do_resize") == Some(&Value::Bool(false)) {
+        if preprocessor.flag("do_resize")? == Some(false) {
             return Err(
                 preprocessor.error("do_resize", "tiles must be resized to the encoder's size".to_owned())
             );
@@ -216,7 +226,8 @@ impl LlavaOnevision {
             .ok_or_else(|| {
                 config.error("vision_aspect_ratio", "must be `anyres_max_N`, N at least 1".to_owned())
             })?;
-        let rule = Self { image_size, patch_size, grid_pinpoints, max_tiles };
+        let video_refusal = VideoRefusal::default();
+        let rule = Self { image_size, patch_size, grid_pinpoints, max_tiles, video_refusal };
         match processor_fields(preprocessor_json) {
             Some(processor) => rule.must_be_of(&processor).map(|()| rule),
             None => Ok(rule),
@@ -339,13 +350,6 @@ impl LlavaOnevision {
     }
 }
 
-/// `int(a // b)` of Python, for a >= 0 and b > 0: by the remainder, which may differ from `floor(a / b)`.
-fn floor_divide(a: f64, b: f64) -> u32 {
-    let quotient = (a - a % b) / b;
-    let floor = quotient.floor();
-    (if quotient - floor > 0.5 { floor + 1.0 } else { floor }) as u32
-}
-
 /// The 36 pinpoints of transformers.
 fn default_pinpoints() -> Vec<(u32, u32)> {
     let sides = || (1..=DEFAULT_PINPOINT_TILES).map(|tiles| tiles * DEFAULT_IMAGE_SIZE);
@@ -391,13 +395,6 @@ mod tests {
         let video = real().video(32).unwrap();
         assert_eq!((video.num_tiles, video.feature_tokens), (32, 32 * 196 + 1));
         assert_eq!(video.segments.count * video.segments.tokens, 32 * 729);
-    }
-
-    /// Python: `1.0 // 0.1 == 9.0`.
-    #[test]
-    fn division_is_that_of_python() {
-        assert_eq!(floor_divide(1.0, 0.1), 9);
-        assert_eq!(floor_divide(162.0, 2.0), 81);
     }
 
     /// No pinpoint keeps a pixel of 1 x 100000; the smallest is taken, and one row of its 27 stays.
@@ -474,7 +471,7 @@ mod tests {
                 with(&preprocessor, "size", json!({"height": 384, "width": 384})),
                 "`size.height` is 384",
             ),
-            (config.clone(), with(&preprocessor, "size", Value::Null), "`size` is missing"),
+            (config.clone(), with(&preprocessor, "size", Value::Null), "`size` is null"),
             (config.clone(), with(&preprocessor, "do_resize", json!(false)), "`do_resize` is false"),
             (
                 config.clone(),

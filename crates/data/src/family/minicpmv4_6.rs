@@ -147,7 +147,8 @@ impl MiniCpmV46 {
         let is_cut = image.flag("slice_mode")?.unwrap_or(true);
         let is_numbered = image.flag("use_image_id")?.unwrap_or(true);
         let whole = Fields { file: PROCESSOR, object: &files.processor };
-        if whole.flag("use_image_id")?.is_some_and(|asked| asked != is_numbered) {
+        // Null there leaves it to the image processor.
+        if whole.get("use_image_id").is_some() && whole.flag("use_image_id")? != Some(is_numbered) {
             let rule = format!("must be {is_numbered}, as the image processor has it");
             return Err(whole.error("use_image_id", rule));
         }

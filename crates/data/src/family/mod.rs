@@ -20,6 +20,7 @@ mod lighton_ocr;
 mod llava;
 mod llava_next;
 mod llava_onevision;
+mod llava_onevision_video;
 mod minicpmv4_6;
 mod mistral3;
 pub(crate) mod model_files;
@@ -54,6 +55,7 @@ pub use minicpmv4_6::MiniCpmV46;
 pub use mistral3::Mistral3;
 pub use named::NamedModel;
 pub use paddleocr_vl::PaddleOcrVl;
+pub use parts::PartNames;
 pub use qwen2_5_omni::Qwen25Omni;
 pub use qwen2_audio::Qwen2Audio;
 pub use qwen2_vl::Qwen2Vl;
@@ -233,6 +235,8 @@ pub struct FamilyFiles {
     pub video_preprocessor: Value,
     /// `processor_config.json`.
     pub processor: Value,
+    /// Where the parts of the processor stand.
+    pub names: PartNames,
 }
 
 /// How a family is made of a model's files.
@@ -247,19 +251,14 @@ const FAMILIES: [(&str, Maker); 28] = [
     ("glm46v", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("glm_ocr", |files| Glm4v::from_files(files).map(|f| Box::new(f) as _)),
     ("idefics3", |files| Idefics3::from_files(files).map(|f| Box::new(f) as _)),
-    ("internvl", |files| {
-        InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
-            .map(|f| Box::new(f) as _)
-    }),
+    ("internvl", |files| InternVl::from_files(files).map(|f| Box::new(f) as _)),
     ("lfm2_vl", |files| Lfm2Vl::from_files(files).map(|f| Box::new(f) as _)),
     ("lighton_ocr", |files| LightonOcr::from_files(files).map(|f| Box::new(f) as _)),
     ("llava", |files| Llava::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)),
     ("llava_next", |files| {
         LlavaNext::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
     }),
-    ("llava_onevision", |files| {
-        LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
-    }),
+    ("llava_onevision", |files| LlavaOnevision::from_files(files).map(|f| Box::new(f) as _)),
     ("minicpmv4_6", |files| MiniCpmV46::from_files(files).map(|f| Box::new(f) as _)),
     ("mistral3", |files| Mistral3::from_files(files).map(|f| Box::new(f) as _)),
     ("paddleocr_vl", |files| PaddleOcrVl::from_files(files).map(|f| Box::new(f) as _)),
@@ -288,7 +287,8 @@ pub fn known() -> Vec<&'static str> {
 /// [`DataError::Config`] at the first setting that the rule does not cover.
 pub fn open(files: &FamilyFiles) -> Result<Option<Box<dyn Family>>, DataError> {
     let model_type = files.config["model_type"].as_str().unwrap_or_default();
-    FAMILIES.iter().find(|(name, _)| *name == model_type).map(|(_, make)| make(files)).transpose()
+    let made = FAMILIES.iter().find(|(name, _)| *name == model_type).map(|(_, make)| make(files)).transpose();
+    made.map_err(|error| files.names.in_own_file(error))
 }
 
 /// An error for a medium that the family's processor refuses, or that its rule does not cover.

@@ -2,7 +2,7 @@
 
 use crate::error::DataError;
 use crate::family::named::{self, NamedModel};
-use crate::family::{self, Family, FamilyFiles, fields, parts};
+use crate::family::{self, Family, FamilyFiles, PartNames, parts};
 use dflop_types::artifact::hash_parts;
 use dflop_types::{MadeFrom, regular};
 use serde_json::Value;
@@ -253,10 +253,11 @@ impl ModelFiles {
     /// # Errors
     /// [`DataError::Model`] for one that is not JSON.
     pub(crate) fn family_files(&self) -> Result<FamilyFiles, DataError> {
-        let processor = self.processor.json()?;
-        let (preprocessor, video_preprocessor) =
-            parts::of_files(self.preprocessor.json()?, self.video_preprocessor.json()?, &processor);
-        Ok(FamilyFiles { config: self.config.json()?, preprocessor, video_preprocessor, processor })
+        let processor = parts::with_old_name(self.processor.json()?);
+        let (own, video) = (self.preprocessor.json()?, self.video_preprocessor.json()?);
+        let names = PartNames::of_files(&own, &video, &processor);
+        let (preprocessor, video_preprocessor) = parts::of_files(own, video, &processor);
+        Ok(FamilyFiles { config: self.config.json()?, preprocessor, video_preprocessor, processor, names })
     }
 
     /// `config.json`, or the section of it that describes the model that trains: of Qwen2.5-Omni and Qwen3-Omni the thinker.
@@ -284,16 +285,7 @@ impl ModelFiles {
             let source = std::io::ErrorKind::NotFound.into();
             return Err(DataError::Io { act: "read", path: self.preprocessor.path.clone(), source });
         }
-        let found = family::open(&files).map_err(|error| match error {
-            // Rules know one file: here the parts stand in the other.
-            DataError::Config { file: fields::PREPROCESSOR, field, value, rule }
-                if parts::holds_parts(&files.processor) =>
-            {
-                DataError::Config { file: fields::PROCESSOR, field, value, rule }
-            }
-            other => other,
-        });
-        found?.ok_or_else(|| DataError::UnknownFamily {
+        family::open(&files)?.ok_or_else(|| DataError::UnknownFamily {
             path: self.config.path.clone(),
             found: files.config["model_type"].as_str().unwrap_or("missing").to_owned(),
             known: family::known(),

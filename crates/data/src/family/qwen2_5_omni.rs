@@ -304,7 +304,7 @@ mod tests {
         `config.json`: `thinker_config` is missing, must be a section
         `config.json`: `thinker_config.audio_config.n_window` is 25, must be even: two tokens of a window are one token of the LLM
         `config.json`: `thinker_config.audio_config.max_source_positions` is 50, must be at least `n_window`, 100
-        `preprocessor_config.json`: `feature_size` is 128, the encoder reads 80 mel bins, the extractor would make 128
+        `the feature extractor's file`: `feature_size` is 128, the encoder reads 80 mel bins, the extractor would make 128
         `config.json`: `thinker_config.audio_config.model_type` is "qwen3_omni_moe_audio_encoder", must be "qwen2_5_omni_audio_encoder"
         `preprocessor_config.json`: `patch_size` is missing, `config.json` says 16 under `vision_config`, so 14
         `processor_config.json`: `use_audio_in_video` is true, must be false: the sound of videos is not read

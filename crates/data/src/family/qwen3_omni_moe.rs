@@ -290,7 +290,7 @@ mod tests {
         `config.json`: `thinker_config.audio_config.n_window` is 100, must be 50: transformers counts 13 tokens for a whole chunk
         `config.json`: `thinker_config.audio_config.n_window_infer` is 99, must be at least a chunk of 100 frames
         `config.json`: `thinker_config.audio_config.max_source_positions` is 12, must be at least the 13 tokens of a chunk
-        `preprocessor_config.json`: `feature_size` is 128, the encoder reads 80 mel bins, the extractor would make 128
+        `the feature extractor's file`: `feature_size` is 128, the encoder reads 80 mel bins, the extractor would make 128
         `config.json`: `thinker_config.audio_config.model_type` is "qwen2_5_omni_audio_encoder", must be "qwen3_omni_moe_audio_encoder"
         `preprocessor_config.json`: `patch_size` is missing, `config.json` says 16 under `vision_config`, so 14
         `processor_config.json`: `use_audio_in_video` is true, must be false: the sound of videos is not read

@@ -1,6 +1,6 @@
 //! What the Qwen-VL families share: one image processor, the files that settings come from, the marks of media.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR, VIDEO_PREPROCESSOR, image_fields};
+use super::fields::{CONFIG, Fields, VIDEO_PREPROCESSOR, image_fields};
 use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
 use super::video_settings::VideoSettings;
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Size, Sound, VideoSampling, unread};
@@ -90,7 +90,7 @@ impl Settings {
 /// `video_preprocessor_config.json`, then the image processor's.
 pub(super) fn video_fields(files: &FamilyFiles) -> Fields<'_> {
     if let Some(object) = files.preprocessor.get("video_processor") {
-        return Fields { file: PREPROCESSOR, object };
+        return Fields { file: VIDEO_PREPROCESSOR, object };
     }
     if files.video_preprocessor.as_object().is_some_and(|fields| !fields.is_empty()) {
         return Fields { file: VIDEO_PREPROCESSOR, object: &files.video_preprocessor };

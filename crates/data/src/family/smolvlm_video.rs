@@ -44,13 +44,12 @@ pub(super) struct FrameRule {
 }
 
 impl FrameRule {
-    /// The rule for the video processor's fields, for an encoder that reads tiles of `tile` pixels.
+    /// The rule for the video processor's fields, which stand in `file`, for an encoder that reads tiles of `tile` pixels.
     ///
     /// # Errors
     /// [`DataError::Config`] for a field of another kind than transformers takes. Frames of another size than the
     /// encoder's are an error of each video only: images may be sound all the same.
-    pub(super) fn read(fields: &Fields<'_>, tile: u32) -> Result<Self, DataError> {
-        let file = fields.file;
+    pub(super) fn read(fields: &Fields<'_>, file: &str, tile: u32) -> Result<Self, DataError> {
         let (rate, count) = if fields.get("video_sampling").is_some() {
             ("video_sampling.fps", "video_sampling.max_frames")
         } else {
@@ -217,7 +216,7 @@ mod tests {
     }
 
     fn read(object: &Value) -> Result<FrameRule, DataError> {
-        FrameRule::read(&Fields { file: "video.json", object }, 364)
+        FrameRule::read(&Fields { file: "video.json", object }, "video.json", 364)
     }
 
     fn rule(sampling: &Value) -> FrameRule {

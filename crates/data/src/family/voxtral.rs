@@ -210,9 +210,9 @@ mod tests {
         `config.json`: `audio_config.intermediate_size` is 5000, must be a multiple of the width, 1280: so many encoder tokens are a feature
         `config.json`: `audio_config.encoder_ffn_dim` is 1280, must be a multiple of the width, 1000: so many encoder tokens are a feature
         `config.json`: `audio_config.max_source_positions` is 50, must be a multiple of 4: so many encoder tokens are a feature
-        `preprocessor_config.json`: `hop_length` is 153, must divide a window of 16000 samples
+        `the feature extractor's file`: `hop_length` is 153, must divide a window of 16000 samples
         `config.json`: `audio_config.model_type` is "whisper", must be "voxtral_encoder"
-        `preprocessor_config.json`: `feature_size` is missing, the encoder reads 128 mel bins, the extractor would make 80
+        `the feature extractor's file`: `feature_size` is missing, the encoder reads 128 mel bins, the extractor would make 80
         "#);
     }
 

@@ -14,7 +14,7 @@
 //! librosa and soxr count. Other resamplers may give one sample more or less; that changes the tokens only where it
 //! begins a frame.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR};
+use super::fields::{CONFIG, EXTRACTOR, Fields};
 use super::{FamilyFiles, MediaShape, Piece, Sound};
 use crate::DataError;
 use dflop_types::{EncoderParts, EncoderSegments};
@@ -82,7 +82,7 @@ impl Extractor {
     /// Its own fields, which may be nested in the processor's.
     fn fields(files: &FamilyFiles) -> Fields<'_> {
         let object = files.preprocessor.get("feature_extractor").unwrap_or(&files.preprocessor);
-        Fields { file: PREPROCESSOR, object }
+        Fields { file: EXTRACTOR, object }
     }
 
     /// Samples of a whole window.

@@ -31,12 +31,11 @@ pub(super) fn orientation(source: &mut Source<'_>, at: u64, end: u64) -> Result<
     }
     let head = if end - at < 8 { None } else { source.bytes::<8>(at).ok() };
     match head.as_ref().and_then(|head| head.first_chunk()) {
-        Some(b"II*\0" | b"II\0*" | b"MM\0*" | b"MM*\0") => {}
-        // Of EXIF Pillow reads no big TIFF: it looks for a directory where none is.
-        Some(b"MM\0+") => return Ok(None),
+        // The last is the header of a big TIFF, behind which Pillow reads a classic directory all the same.
+        Some(b"II*\0" | b"II\0*" | b"MM\0*" | b"MM*\0" | b"MM\0+") => {}
         _ => return Fault::unsound("its EXIF does not begin with a TIFF header"),
     }
-    match first_directory(source, at, end) {
+    match directory_of(source, at, end, |_| false) {
         Ok(directory) => Ok(directory.orientation),
         Err(Fault::Unsound(_)) => Ok(None),
         Err(fault) => Err(fault),
@@ -44,6 +43,16 @@ pub(super) fn orientation(source: &mut Source<'_>, at: u64, end: u64) -> Result<
 }
 
 pub(super) fn first_directory(source: &mut Source<'_>, at: u64, end: u64) -> Result<Directory, Fault> {
+    directory_of(source, at, end, |magic| magic == 43)
+}
+
+/// The first directory; `is_big` says of the magic number whether it is one of a big TIFF.
+fn directory_of(
+    source: &mut Source<'_>,
+    at: u64,
+    end: u64,
+    is_big: impl Fn(u64) -> bool,
+) -> Result<Directory, Fault> {
     let header = source.bytes::<16>(at).or_else(|_| {
         // A header of 8 bytes may end the file.
         let mut header = [0; 16];
@@ -57,8 +66,7 @@ pub(super) fn first_directory(source: &mut Source<'_>, at: u64, end: u64) -> Res
     };
     let is_big = match order.number(&header[2..4]) {
         // Some writers turn its bytes around.
-        42 | 0x2a00 => false,
-        43 => true,
+        magic @ (42 | 0x2a00 | 43) => is_big(magic),
         magic => return Fault::unsound(format!("its magic number is {magic}, must be 42 or 43")),
     };
     let offset = order.number(if is_big { &header[8..16] } else { &header[4..8] });

@@ -84,8 +84,8 @@ impl Tables {
     }
 
     /// Ticks of the media that a decoder gives of a track of AAC. It decodes whole packets, also the last one, within
-    /// which the edit list or the packet's own duration may end. None where packets differ in length, or where there are
-    /// several edits; then the durations of the tables hold.
+    /// which the edit list or the packet's own duration may end; nothing where the edit list shows none. None where packets
+    /// differ in length, or where several edits have a length; then the durations of the tables hold.
     pub(super) fn whole_packets(
         &self,
         source: &mut Source<'_>,
@@ -108,24 +108,30 @@ impl Tables {
         let Some(all) = num_packets.checked_mul(packet_ticks).filter(|&ticks| ticks > 0) else {
             return Ok(None);
         };
-        let edits = match self.edits {
-            Some(list) => entries(source, list)?
-                .into_iter()
-                .filter_map(|(ticks, start)| Some((ticks, start?)))
-                .collect(),
+        let list = match self.edits {
+            Some(list) => entries(source, list)?,
             None => Vec::new(),
         };
-        let (start, end) = match (&edits[..], movie_timescale) {
-            ([], _) => (0, all),
-            (&[(ticks @ 1.., start)], 1..) => {
-                let ticks = rounded(ticks, timescale, movie_timescale);
-                let start = start.unsigned_abs();
-                (start, start.saturating_add(ticks))
-            }
-            _ => return Ok(None),
+        if list.is_empty() {
+            return Ok(Some(all));
+        }
+        if movie_timescale == 0 {
+            return Ok(None);
+        }
+        let shown = |(ticks, start): (u64, u64)| {
+            let end = start.saturating_add(rounded(ticks, timescale, movie_timescale)).min(all);
+            (end.div_ceil(packet_ticks) * packet_ticks).saturating_sub(start)
         };
-        let shown = end.min(all).div_ceil(packet_ticks) * packet_ticks;
-        Ok(shown.checked_sub(start).filter(|&ticks| ticks > 0))
+        let edits: Vec<(u64, u64)> =
+            list.into_iter().filter_map(|(ticks, start)| Some((ticks, start?.unsigned_abs()))).collect();
+        // An edit of no length shows nothing, unless it is the first: then the rest of the packet in which it stands.
+        let first = edits.first().filter(|(ticks, _)| *ticks == 0).map_or(0, |&edit| shown(edit));
+        let mut with_length = edits.into_iter().filter(|(ticks, _)| *ticks > 0);
+        Ok(match (with_length.next(), with_length.next()) {
+            (None, _) => Some(first),
+            (Some(edit), None) => Some(first.saturating_add(shown(edit))),
+            _ => None,
+        })
     }
 }
 

@@ -1,7 +1,8 @@
-//! AVIF and HEIC: the size and rotation of the primary item.
+//! AVIF and HEIC: the size and rotation of the primary item; where nothing turns an AVIF, what its XMP says.
 
 use super::Probe;
 use super::boxes::{Box4, Boxes};
+use super::heif_items;
 use super::source::{Fault, Source};
 
 /// Properties of a file we look at; real ones have a dozen.
@@ -19,6 +20,7 @@ pub(super) fn is_brand(brand: [u8; 4]) -> bool {
 enum Property {
     Size(u32, u32),
     QuarterTurns(u8),
+    Mirror,
     Other,
 }
 
@@ -38,14 +40,22 @@ pub(super) fn heif(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let ipma = find(source, Boxes::within(iprp), *b"ipma")?;
     let mut size = None;
     let mut turns = 0;
+    let mut is_turned = false;
     for index in associated(source, ipma, primary)? {
         match properties.get(index) {
             Some(Property::Size(width, height)) => size = Some((*width, *height)),
-            Some(Property::QuarterTurns(quarters)) => turns = *quarters,
+            Some(Property::QuarterTurns(quarters)) => {
+                turns = *quarters;
+                is_turned |= turns > 0;
+            }
+            Some(Property::Mirror) => is_turned = true,
             _ => {}
         }
     }
     let Some((width, height)) = size else { return Fault::unsound("its primary item has no size") };
+    if format == "avif" && !is_turned {
+        return Ok(Probe::image(format, heif_items::turn(source, meta, primary)?.displayed((width, height))));
+    }
     Ok(Probe::image(format, if turns % 2 == 1 { (height, width) } else { (width, height) }))
 }
 
@@ -64,6 +74,7 @@ fn read_properties(source: &mut Source<'_>, ipco: Box4) -> Result<Vec<Property>,
     while let Some(found) = boxes.next(source)? {
         properties.push(match &found.kind {
             b"ispe" => Property::Size(source.u32_be(found.body + 4)?, source.u32_be(found.body + 8)?),
+            b"imir" => Property::Mirror,
             b"irot" => Property::QuarterTurns(source.u8(found.body)? & 3),
             _ => Property::Other,
         });

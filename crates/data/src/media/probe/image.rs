@@ -1,12 +1,15 @@
 //! JPEG, PNG (animated too), GIF, WebP and BMP: sizes as displayed, frames and durations.
 
 use super::Probe;
-use super::orientation::{Turn, starts_with};
+use super::orientation::{EXIF, Turn, starts_with};
 use super::png_text::Texts;
 use super::riff::Chunks;
 use super::source::{Fault, Source};
+use std::io::Cursor;
 
 const XMP: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
+/// Bytes of several EXIF segments of a JPEG, at most; real ones have some 100 KB.
+const EXIF_BYTES_MAX: usize = 1 << 24;
 /// A GIF frame with a shorter delay, in hundredths of a second, is shown for [`PLAIN_DELAY`], as browsers do.
 const DELAY_MIN: u16 = 2;
 const PLAIN_DELAY: u16 = 10;
@@ -15,7 +18,7 @@ const PLAIN_DELAY: u16 = 10;
 pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let mut at = 2;
     let mut size = None;
-    let (mut exif, mut has_density) = (None, false);
+    let (mut exif, mut has_density) = (Vec::new(), false);
     let mut turn = Turn::default();
     while at + 4 <= source.len() {
         // A marker may be filled up with any number of 0xff; other bytes between segments are skipped, as libjpeg does.
@@ -47,10 +50,8 @@ pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
                 let [unit] = source.bytes(body + 7)?;
                 has_density |= matches!(unit, 1 | 2);
             }
-            // Pillow joins EXIF segments, so that the first one has the directory; of XMP the last one counts.
-            0xe1 if exif.is_none() && length >= 8 && starts_with(source, body, b"Exif\0\0")? => {
-                exif = Some((body, end));
-            }
+            // Pillow joins EXIF segments; of XMP the last one counts.
+            0xe1 if length >= 8 && starts_with(source, body, EXIF)? => exif.push((body, end)),
             0xe1 if length > XMP.len() as u64 && starts_with(source, body, XMP)? => {
                 turn.read_xmp(source, body + XMP.len() as u64, end)?;
             }
@@ -64,14 +65,33 @@ pub(super) fn jpeg(source: &mut Source<'_>) -> Result<Probe, Fault> {
             source.len()
         ));
     };
-    if let Some((at, end)) = exif {
-        match turn.read_exif(source, at, end) {
-            // Pillow looks there for the density first. Then it knows the EXIF as broken, and asks nothing more.
-            Err(Fault::Unsound(_)) if !has_density => turn.leave(),
-            read => read?,
-        }
+    let read = match exif.as_slice() {
+        [] => Ok(()),
+        [(at, end)] => turn.read_exif(source, *at, *end),
+        segments => read_joined(source, segments, &mut turn),
+    };
+    match read {
+        // Pillow looks there for the density first. Then it knows the EXIF as broken, and asks nothing more.
+        Err(Fault::Unsound(_)) if !has_density => turn.leave(),
+        read => read?,
     }
     Ok(Probe::image("jpeg", turn.displayed(size)))
+}
+
+/// Tells `turn` what several segments of EXIF say, which go on from one to the next; each begins with the same prefix.
+fn read_joined(source: &mut Source<'_>, segments: &[(u64, u64)], turn: &mut Turn) -> Result<(), Fault> {
+    let mut joined = EXIF.to_vec();
+    for &(at, end) in segments {
+        source.append(&mut joined, at + EXIF.len() as u64, end)?;
+        if joined.len() > EXIF_BYTES_MAX {
+            return Fault::unsound(format!(
+                "its {} segments of EXIF have more than {EXIF_BYTES_MAX} bytes",
+                segments.len()
+            ));
+        }
+    }
+    let len = joined.len() as u64;
+    turn.read_exif(&mut Source::new(Box::new(Cursor::new(joined)), len), 0, len)
 }
 
 /// Chunks from IHDR on; EXIF, texts and frames may stand after the pixels.
@@ -82,7 +102,8 @@ pub(super) fn png(source: &mut Source<'_>) -> Result<Probe, Fault> {
     }
     let size = (source.u32_be(16)?, source.u32_be(20)?);
     let mut turn = Turn::default();
-    let mut has_exif = false;
+    // Of several the last one counts, as in Pillow.
+    let mut exif = None;
     let mut texts = Texts::default();
     let mut is_animated = false;
     let mut has_pixels = false;
@@ -110,16 +131,16 @@ pub(super) fn png(source: &mut Source<'_>) -> Result<Probe, Fault> {
                 let delay_ns = numerator * 1_000_000_000 / if denominator == 0 { 100 } else { denominator };
                 duration_ns = duration_ns.saturating_add(delay_ns);
             }
-            b"eXIf" => {
-                has_exif = true;
-                turn.read_exif(source, body, body + length)?;
-            }
+            b"eXIf" => exif = Some((body, body + length)),
             b"tEXt" | b"zTXt" | b"iTXt" => texts.note(source, kind, body, body + length)?,
             _ => {}
         }
         at += 12 + length;
     }
-    texts.tell(source, &mut turn, has_exif)?;
+    if let Some((at, end)) = exif {
+        turn.read_exif(source, at, end)?;
+    }
+    texts.tell(source, &mut turn, exif.is_some())?;
     Ok(Probe::animation("png", turn.displayed(size), frames, duration_ns))
 }
 
@@ -211,6 +232,7 @@ pub(super) fn webp(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let mut size = None;
     let mut extended = None;
     let mut turn = Turn::default();
+    let (mut has_exif, mut has_xmp) = (false, false);
     let mut frames = 0;
     let mut duration_ns = 0u64;
     let mut chunks = Chunks::new(12, source.len());
@@ -245,11 +267,13 @@ pub(super) fn webp(source: &mut Source<'_>) -> Result<Probe, Fault> {
                 let delay_ns = u64::from(u24(&source.bytes::<3>(chunk.body + 12)?)) * 1_000_000;
                 duration_ns = duration_ns.saturating_add(delay_ns);
             }
-            // libwebp gives what the flags of VP8X announce.
-            b"EXIF" if extended.is_some_and(|flags| flags & 8 != 0) => {
+            // libwebp gives what the flags of VP8X announce, and the first of several.
+            b"EXIF" if !has_exif && extended.is_some_and(|flags| flags & 8 != 0) => {
+                has_exif = true;
                 turn.read_exif(source, chunk.body, chunk.end)?;
             }
-            b"XMP " if extended.is_some_and(|flags| flags & 4 != 0) => {
+            b"XMP " if !has_xmp && extended.is_some_and(|flags| flags & 4 != 0) => {
+                has_xmp = true;
                 turn.read_xmp(source, chunk.body, chunk.end)?;
             }
             _ => {}

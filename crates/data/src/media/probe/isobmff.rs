@@ -26,8 +26,8 @@ struct Track {
     /// Samples of the tables that the edit list does not show.
     num_hidden: u64,
     is_aac: bool,
-    /// What a decoder gives of AAC in whole packets; 0 where that is not known.
-    packets_ticks: u64,
+    /// What a decoder gives of AAC in whole packets, where that is known.
+    packets_ticks: Option<u64>,
     /// Of a sample in a fragment that says nothing.
     fragment_ticks: u32,
     width: u32,
@@ -48,8 +48,8 @@ impl Track {
     /// What is shown of them: an edit list may cut, as off the silence that an encoder needs to begin.
     fn shown_s(&self, movie_timescale: u32) -> Option<f64> {
         let media_s = self.media_s()?;
-        if self.packets_ticks > 0 {
-            return Some(self.packets_ticks as f64 / f64::from(self.timescale));
+        if let Some(ticks) = self.packets_ticks {
+            return Some(ticks as f64 / f64::from(self.timescale));
         }
         let edited_s = self.edited_ticks as f64 / f64::from(movie_timescale.max(1));
         Some(if edited_s > 0.0 { media_s.min(edited_s) } else { media_s })
@@ -156,8 +156,7 @@ fn read_moov(source: &mut Source<'_>, moov: Box4, movie: &mut Movie) -> Result<(
     }
     // Of fragments the tables know nothing.
     for track in movie.tracks.iter_mut().filter(|track| track.is_aac && mvex.is_none()) {
-        let found = track.tables.whole_packets(source, movie.timescale, track.timescale)?;
-        track.packets_ticks = found.unwrap_or(0);
+        track.packets_ticks = track.tables.whole_packets(source, movie.timescale, track.timescale)?;
     }
     // It may stand before the tracks whose defaults it holds.
     let Some(mvex) = mvex else { return Ok(()) };

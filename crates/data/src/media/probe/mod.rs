@@ -10,6 +10,7 @@ mod boxes;
 mod directory;
 mod edit;
 mod heif;
+mod heif_items;
 mod image;
 mod isobmff;
 mod matroska;

@@ -4,7 +4,7 @@ use super::directory;
 use super::source::{Fault, Source, displayed};
 
 /// Each prefix that JPEG needs; other formats may keep it.
-const EXIF: &[u8] = b"Exif\0\0";
+pub(super) const EXIF: &[u8] = b"Exif\0\0";
 
 /// What a picture's metadata say of its orientation.
 #[derive(Debug, Default)]
@@ -33,6 +33,13 @@ impl Turn {
     /// The picture lies as it is stored, whatever its metadata say.
     pub(super) const fn leave(&mut self) {
         self.exif = Some(1);
+    }
+
+    /// [`Turn::leave`], where `is_told` says that the metadata tell of an orientation that counts for nothing.
+    pub(super) const fn leave_if(&mut self, is_told: bool) {
+        if is_told {
+            self.leave();
+        }
     }
 
     /// Takes the XMP packet from `at` to `end` in place of an earlier one.

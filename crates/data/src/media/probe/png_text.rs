@@ -78,16 +78,12 @@ fn after_names(bytes: &[u8]) -> &[u8] {
 }
 
 fn read(source: &mut Source<'_>, at: u64, end: u64) -> Result<Vec<u8>, Fault> {
-    const PIECE: u64 = 4096;
-    let end = end.min(source.len());
-    let num_bytes = end.saturating_sub(at);
+    let num_bytes = end.min(source.len()).saturating_sub(at);
     if num_bytes > TEXT_BYTES_MAX {
         return Fault::unsound(format!("a text of it has {num_bytes} bytes, at most {TEXT_BYTES_MAX}"));
     }
     let mut bytes = Vec::new();
-    for piece_at in (at..end).step_by(PIECE as usize) {
-        bytes.extend_from_slice(source.slice(piece_at, PIECE.min(end - piece_at) as usize)?);
-    }
+    source.append(&mut bytes, at, end)?;
     Ok(bytes)
 }
 

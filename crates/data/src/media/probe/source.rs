@@ -73,6 +73,16 @@ impl<'a> Source<'a> {
         Ok(&self.window[start..start + num_bytes])
     }
 
+    /// Appends the bytes from `at` to `end` to `bytes`; those behind the end of the file are left out. The caller bounds them.
+    pub(super) fn append(&mut self, bytes: &mut Vec<u8>, at: u64, end: u64) -> Result<(), Fault> {
+        let end = end.min(self.len);
+        for piece_at in (at..end).step_by(WINDOW_BYTES) {
+            bytes
+                .extend_from_slice(self.slice(piece_at, (end - piece_at).min(WINDOW_BYTES as u64) as usize)?);
+        }
+        Ok(())
+    }
+
     fn fill(&mut self, at: u64, num_bytes: usize) -> Result<(), Fault> {
         self.window_len = 0;
         self.window_at = at;
