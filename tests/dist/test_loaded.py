@@ -20,7 +20,7 @@ from trainer_settings import BATCH_SIZE, trainer_arguments
 
 import warm
 from dflop.integrations import remove_padding
-from dflop.integrations.loaded import _Read
+from dflop.integrations.read_rows import ReadRows
 from dflop.integrations.sent_rows import _packed, _unpacked
 from dflop.integrations.transformers import balance
 
@@ -413,7 +413,7 @@ def test_samples_of_every_kind(tmp_path, quiet):
         loaded._num_tokens = loaded._num_media = 0
         pictures = [small] * 6
         with pytest.raises(ValueError, match="the rows have 6 media and 6 tokens for them"):
-            loaded.step(iter([_Read(pictures)]), 1, "cpu")
+            loaded.step(iter([ReadRows(pictures)]), 1, "cpu")
         return len(losses_of(trainer))
 
     assert results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")) == [1, 1]
@@ -422,7 +422,7 @@ def test_samples_of_every_kind(tmp_path, quiet):
 def test_samples_cross_from_a_worker_as_bytes():
     """A tensor alone takes a file descriptor each; a view takes its own numbers with it, and no others."""
     whole = torch.arange(1_000_000)
-    read = _Read([{"view": whole[:3], "list": [whole[3:5]], "text": "a"}])
+    read = ReadRows([{"view": whole[:3], "list": [whole[3:5]], "text": "a"}])
     sent = pickle.dumps(read)
     assert len(sent) < 10_000
     (row,) = pickle.loads(sent).rows

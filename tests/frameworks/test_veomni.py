@@ -46,6 +46,8 @@ KINDS = {
     "effective": {"given": {"train.dyn_bsz_count_mode": "effective", "data.max_seq_len": 100}},
     "text": TEXT,
 }
+# Where samples are counted there is none but VeOmni's fullest; half as many more than `max_seq_len` are learnt from.
+LIMITS = {"fixed": 0, "single": 0, "effective": 150}
 # Workers read on until there is nothing more: ranks by themselves would end at different steps.
 END = {
     "train.dyn_bsz_runtime": "worker",
@@ -182,7 +184,8 @@ def test_each_step_has_its_samples(kind, both):
         counts = {len(rank["steps"][step]) for rank in ours}
         assert len(counts) == 1
         fullest = max(length(batch) for rank in theirs for batch in rank["steps"][step])
-        assert max(length(batch) for rank in ours for batch in rank["steps"][step]) <= max(CAP, fullest)
+        limit = max(LIMITS.get(kind, CAP), fullest)
+        assert max(length(batch) for rank in ours for batch in rank["steps"][step]) <= limit
 
 
 @pytest.mark.parametrize("kind", ["packed", "worker", "fixed", "single", "thread", "text"])
@@ -261,3 +264,14 @@ def test_one_rank_is_left_alone(folder):
     """Nothing to balance: and the command says so, before VeOmni refuses a CPU without FSDP."""
     said = run(folder, case("packed", is_ours=True), num_ranks=1, passes=False)
     assert "dflop: one data-parallel rank, nothing to balance" in said
+    assert "ValueError: Only FSDP training supports `init_device=meta`." in said
+
+
+def test_preferences_are_refused(folder):
+    """In words, before a step."""
+    (folder / "train_dpo.py").write_text(
+        TASK.format(module="text_dpo_trainer", trainer="TextDPOTrainer", arguments="VeOmniDPOArguments")
+    )
+    dpo = {**TEXT, "script": "train_dpo.py", "given": {**TEXT["given"], "data.data_type": "dpo"}}
+    said = run(folder, case("dpo", is_ours=True, **dpo), passes=False)
+    assert "ValueError: the trainer is VeOmni's of preferences (DPO), must be that of text" in said

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch
 from dflop import ScheduleError
 from dflop.integrations.read_rows import ReadRows
 from dflop.integrations.spread import even_buckets
+from dflop.integrations.veomni import _as_read, _BalancedLoader, _check, _limit, _Microbatch
 
 
 def drawn(count, seed=0):
@@ -74,6 +76,92 @@ def test_rows_come_from_a_worker_with_their_own_numbers_alone():
     for found in (pickle.loads(sent), copy.deepcopy(Kind(rows))):
         assert type(found) is Kind
         assert [row["input_ids"].tolist() for row in found.rows] == [[0, 1, 2], [3, 4]]
+
+
+class Loader:
+    """A loader of VeOmni's that reads two steps, and may be told where it stands."""
+
+    def __init__(self):
+        self._collate_fn = list
+        self.state = {}
+
+    def __iter__(self):
+        return iter([[_Microbatch([{"input_ids": torch.arange(4)}])]] * 2)
+
+    def state_dict(self):
+        return {"step": 2}
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def loader_of_veomni():
+    """Dflop's in its place, before it knows a model or ranks."""
+    found = _BalancedLoader.__new__(_BalancedLoader)
+    found._theirs, found._has_ended = Loader(), False
+    found._spread = SimpleNamespace(begin=lambda: None)
+    found._balanced = list
+    return found
+
+
+def test_a_rank_of_veomni_whose_samples_have_ended_stays_ended():
+    """Other ranks may train on theirs; a run that resumes there must not read this one's again."""
+    loader = loader_of_veomni()
+    steps = iter(loader)
+    assert [len(next(steps)), len(next(steps))] == [1, 1]
+    assert loader.state_dict() == {"step": 2}
+    with pytest.raises(StopIteration):
+        next(steps)
+    state = loader.state_dict()
+    assert state == {"step": 2, "dflop_has_ended": True}
+    resumed = loader_of_veomni()
+    resumed.load_state_dict(state)
+    assert resumed._theirs.state == {"step": 2}
+    assert list(resumed) == []
+    # The next epoch has samples.
+    resumed = loader_of_veomni()
+    resumed.load_state_dict({"step": 2})
+    assert len(list(resumed)) == 2
+
+
+def test_copies_that_veomni_makes_behind_the_last_step_are_no_samples():
+    """It marks them by an item of the microbatch, and trains none of them."""
+    batch = copy.deepcopy(_Microbatch([{"input_ids": torch.arange(4)}]))
+    batch["padding_flag"] = True
+    assert batch.rows == []
+    with pytest.raises(ValueError, match="VeOmni's loader sets `other` of a microbatch"):
+        batch["other"] = 1
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [
+        ({}, 300),
+        ({"pad_to_length": 300}, 300),
+        ({"dyn_bsz": False}, None),
+        ({"dyn_bsz_count_mode": "effective"}, 450),
+        ({"dyn_bsz_count_mode": "effective", "dyn_bsz_physical_overflow_ratio": 1.1111}, 334),
+    ],
+)
+def test_the_limit_of_a_microbatch_is_that_of_veomni(given, limit):
+    train = {"dyn_bsz": True, "micro_batch_size": 2, "dyn_bsz_count_mode": "total", "pad_to_length": False}
+    train |= {"dyn_bsz_physical_overflow_ratio": 1.5, **given}
+    args = SimpleNamespace(train=SimpleNamespace(**train), data=SimpleNamespace(max_seq_len=150))
+    assert _limit(args) == limit
+
+
+def test_microbatches_of_veomni_can_be_kept_as_they_were_read():
+    """The first of each rank, then the second; the last column is which of its own."""
+    of_ranks = [torch.tensor([[0, 0, 0, place] for place in places]) for places in ([0, 0, 1], [0, 1])]
+    assert _as_read(of_ranks, 2) == [[0, 1], [3], [2], [4]]
+
+
+@pytest.mark.parametrize("field", ["output_router_logits", "dsa_indexer_loss_coef"])
+def test_a_loss_of_veomni_that_is_a_mean_over_a_microbatch_is_named(field):
+    config = SimpleNamespace(**{field: 0.1})
+    trainer = SimpleNamespace(args=SimpleNamespace(), model=SimpleNamespace(config=config))
+    with pytest.warns(UserWarning, match=f"`{field}` is 0.1: .* is a mean over a microbatch"):
+        _check(trainer)
 
 
 @pytest.mark.skipif(find_spec("veomni") is not None, reason="VeOmni is installed")

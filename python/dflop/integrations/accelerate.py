@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from dflop.data.sampler import BalancedBatchSampler
+    from dflop.data.split import Meets
 
 
-def meets_of(accelerator: Accelerator, model: nn.Module | None = None) -> str:
+def meets_of(accelerator: Accelerator, model: nn.Module | None = None) -> Meets:
     """What the ranks of a run wait for, as `BalancedBatchSampler` has it.
 
     Args:

@@ -193,13 +193,16 @@ class Parts:
             found.append((own, [held[sample] for sample in own], list(map(len, of_ranks))))
         return found
 
-    def copies(self, rows: list[Row], rank: int, lands: torch.device | None = None) -> list[Row]:
+    def copies(
+        self, rows: list[Row], rank: int, lands: torch.device | None = None, chosen: int = 0
+    ) -> list[Row]:
         """A sample for each microbatch of a rank that has none, as where a stream ends; each rank calls it.
 
         Args:
             rows: samples that this rank had.
             rank: this one.
             lands: where the tensors of samples that arrive are; None: where they travel.
+            chosen: which of `rows` is copied, should this rank be the first that has some.
 
         Returns:
             As many copies of one sample, which another microbatch holds too.
@@ -209,7 +212,7 @@ class Parts:
             return []
         owner = next(other for other, count in enumerate(self.counts) if count)
         targets = [empty if other == owner else [] for other in range(self._num_ranks)]
-        sent = rows[:1] * len(empty) if rank == owner else []
+        sent = rows[chosen : chosen + 1] * len(empty) if rank == owner else []
         return exchange(sent, targets, rank, self._device, lands, self._group)
 
     def returned(self, found: dict[int, Row], rank: int) -> list[Row]:

@@ -45,6 +45,15 @@ _IGNORED = -100
 _MASKS = {"image_mask": "image", "video_mask": "video", "audio_mask": "audio"}
 """Where a sample of VeOmni says which of its tokens stand for a medium: their ids are 0 by then."""
 
+_OF_MICROBATCH = {
+    "output_router_logits": "the router's loss",
+    "dsa_indexer_loss_coef": "the indexer's loss",
+}
+"""Fields of a model's configuration that add a loss of another kind."""
+
+_ENDED = "dflop_has_ended"
+"""Of the state of a rank's loader."""
+
 _is_balanced = False
 
 
@@ -57,7 +66,6 @@ def balance_batches() -> None:
     Raises:
         RuntimeError: this version of VeOmni lacks what is changed here.
     """
-    global _is_balanced  # noqa: PLW0603 of this process
     base: Any = import_module("veomni.trainer.base")
     theirs = getattr(base.BaseTrainer, "_build_dataloader", None)
     if theirs is None:
@@ -90,12 +98,13 @@ def _check(trainer: Any) -> None:
         raise ValueError(message)
     config = trainer.model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if getattr(text, "output_router_logits", False):
-        warnings.warn(
-            "`output_router_logits` is True: the router's loss is a mean over a microbatch. So the gradient "
-            "depends on how samples are divided, with dflop and without",
-            stacklevel=3,
-        )
+    for name, what in _OF_MICROBATCH.items():
+        if getattr(text, name, False):
+            warnings.warn(
+                f"`{name}` is {getattr(text, name)!r}: {what} is a mean over a microbatch. So the gradient "
+                "depends on how samples are divided, with dflop and without",
+                stacklevel=3,
+            )
 
 
 def _say(trainer: Any, state: Any) -> None:
@@ -111,8 +120,18 @@ def _say(trainer: Any, state: Any) -> None:
         print(f"dflop: {found}", file=sys.stderr, flush=True)
 
 
+class _Microbatch(ReadRows):
+    """Samples of a microbatch of VeOmni's; copies of one, which it makes behind the last step, are none."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name != "padding_flag":
+            message = f"VeOmni's loader sets `{name}` of a microbatch, dflop knows `padding_flag` alone"
+            raise ValueError(message)
+        self.rows = []
+
+
 class _Unlearnt(dict[str, Any]):
-    """A microbatch of which VeOmni counts no label and its model sees all: a finite loss that weighs 0."""
+    """A microbatch of which VeOmni counts no label and its model sees one: a finite loss that weighs 0."""
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
@@ -128,6 +147,7 @@ class _BalancedLoader:
         self._collate = _left_for_later(self._theirs)
         self._is_classification = trainer.args.data.data_type == "classification"
         self._spread = _Spread(trainer, state)
+        self._has_ended = False
         self._pins = torch.cuda.is_available() and trainer.args.data.dataloader.pin_memory
 
     def __getattr__(self, name: str) -> Any:
@@ -142,9 +162,30 @@ class _BalancedLoader:
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Balanced steps, from where VeOmni's loader stands."""
-        return _Steps(iter(self._theirs), self._balanced)
+        self._spread.begin()
+        # A state that was loaded may be of a rank whose samples had ended: it would read them again.
+        theirs = iter(()) if self._has_ended else iter(self._theirs)
+        self._has_ended = False
+        return _Steps(theirs, self._balanced, self._end)
 
-    def _balanced(self, step: list[ReadRows]) -> list[Any]:
+    def _end(self) -> None:
+        self._has_ended = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """VeOmni's, and whether this rank's samples have ended while others train on theirs."""
+        state = self._theirs.state_dict()
+        return {**state, _ENDED: True} if self._has_ended else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there.
+
+        Args:
+            state: of `state_dict`, or of VeOmni's own loader.
+        """
+        self._has_ended = bool(state.get(_ENDED, False))
+        self._theirs.load_state_dict({name: value for name, value in state.items() if name != _ENDED})
+
+    def _balanced(self, step: list[_Microbatch]) -> list[Any]:
         """The microbatches of this rank; none where no rank has read anything."""
         read = [list(batch.rows) for batch in step]
         parts = self._spread.split(read)
@@ -152,30 +193,51 @@ class _BalancedLoader:
             return []
         rows = [row for batch in read for row in batch]
         held = [mine for _, mine, _ in parts.of_rank(rows, self._spread.rank, _CPU)]
-        copies = parts.copies(rows, self._spread.rank, _CPU)
+        copies = parts.copies(rows, self._spread.rank, _CPU, _shortest(rows))
         # A sample that another microbatch trains fills an empty one: ranks meet, and nothing is learnt.
-        found = [self._collated(mine) if mine else _Unlearnt(self._collated([copies.pop()])) for mine in held]
+        found = [
+            self._collated(mine) if mine else self._collated([copies.pop()], is_learnt=False) for mine in held
+        ]
         if self._pins:
             pin: Any = import_module("torch.utils.data._utils.pin_memory")
             found = pin.pin_memory(found)
         return found
 
-    def _collated(self, rows: Sequence[Row]) -> Any:
+    def _collated(self, rows: Sequence[Row], *, is_learnt: bool = True) -> Any:
         """A microbatch by VeOmni's own collation."""
-        return self._collate([row if self._is_classification else _of_learnt(row) for row in rows])
+        if self._is_classification:
+            batch = self._collate(list(rows))
+        else:
+            batch = self._collate([_of_learnt(row) for row in rows])
+        labels = batch["labels"]
+        # Ranks that share a sample have parts of its labels.
+        if is_learnt and (self._spread.is_shared_sample or bool((labels != _IGNORED).any())):
+            return batch
+        # A mean over no label is no number, so there is one; it does not count.
+        batch["labels"] = torch.full_like(labels, _IGNORED)
+        batch["labels"][..., -1] = 0
+        return _Unlearnt(batch)
 
 
 class _Steps:
     """Goes on until no rank has samples."""
 
-    def __init__(self, theirs: Iterator[Any], balanced: Callable[[list[Any]], list[Any]]) -> None:
-        self._theirs, self._balanced = theirs, balanced
+    def __init__(
+        self,
+        theirs: Iterator[Any],
+        balanced: Callable[[list[Any]], list[Any]],
+        end: Callable[[], None],
+    ) -> None:
+        self._theirs, self._balanced, self._end = theirs, balanced, end
 
     def __iter__(self) -> _Steps:
         return self
 
     def __next__(self) -> list[Any]:
-        if not (found := self._balanced(next(self._theirs, []))):
+        step = next(self._theirs, None)
+        if step is None:
+            self._end()
+        if not (found := self._balanced(step or [])):
             raise StopIteration
         return found
 
@@ -189,13 +251,18 @@ def _left_for_later(loader: Any) -> Callable[[Sequence[Row]], Any]:
     ):
         collate = getattr(place, name, None)
         if callable(collate):
-            setattr(place, name, ReadRows)
+            setattr(place, name, _Microbatch)
             return collate
     message = (
-        f"VeOmni's `{type(loader).__name__}` collates at no place that dflop knows: "
-        f"pip install veomni=={_TRIED}"
+        f"the loader `{type(loader).__name__}` collates at no place that dflop knows: "
+        f"`data.dataloader.type` must be `native`, of veomni=={_TRIED}"
     )
     raise RuntimeError(message)
+
+
+def _shortest(rows: Sequence[Row]) -> int:
+    """Which of some samples costs least."""
+    return min(range(len(rows)), key=lambda at: _length(rows[at]), default=0)
 
 
 def _of_learnt(row: Row) -> Row:
@@ -223,15 +290,21 @@ class _Spread:
         }
         warn_of_unknown(model)
         # VeOmni's own: all ranks share the encoder's work.
-        self._is_shared = bool(getattr(args.model, "encoder_data_balance", False))
+        self._is_shared = bool(getattr(trainer.model.config, "encoder_data_balance", False))
+        self.is_shared_sample = bool(state.sp_enabled)
         self._meets: Meets = "step" if state.dp_mode == "ddp" else "phase"
         self._seed, self.rank, self._num_ranks = args.train.seed, state.dp_rank, state.dp_size
         self._max_tokens = _limit(args)
         # Loading in a thread talks while the model does: by sockets, and in a group of its own.
-        is_beside = args.data.dataloader.use_background_prefetcher
-        self._group = _by_sockets(state.dp_group) if is_beside else state.dp_group
-        self._device = _CPU if is_beside else trainer.device
+        self._is_beside = args.data.dataloader.use_background_prefetcher
+        self._ranks = self._group = state.dp_group
+        self._device = _CPU if self._is_beside else trainer.device
         self._is_told = False
+
+    def begin(self) -> None:
+        """Lets no thread of an epoch before meet those of this one; each rank of the run calls it."""
+        if self._is_beside:
+            self._group = _by_sockets(self._ranks)
 
     def split(self, read: Sequence[Sequence[Row]]) -> Parts:
         """Who computes which samples of all ranks; each of the group calls it.
