@@ -55,6 +55,8 @@ END = {
     "data.dataloader.drop_last": False,
     "train.max_steps": 100,
 }
+# Threads that load go on behind the last step of an epoch, each as far as it comes.
+EPOCHS = {"data.dataloader.use_background_prefetcher": True, "train.num_train_epochs": 3}
 
 
 def case(kind, *, is_ours, **more):
@@ -151,7 +153,9 @@ def both(folder):
     for is_ours in (False, True):
         for kinds in (together, ["worker"]):
             found |= run(folder, *(case(kind, is_ours=is_ours) for kind in kinds))[0]
-    return found | run(folder, case("end", is_ours=True, given=END))[0]
+    for kind, given in (("end", END), ("epochs", EPOCHS)):
+        found |= run(folder, case(kind, is_ours=True, given=given))[0]
+    return found
 
 
 def samples_of(rank, step):
@@ -206,6 +210,11 @@ def test_microbatches_are_even(kind, both):
     assert ours - 1 < (theirs - 1) / 2, (theirs, ours)
 
 
+def test_epochs_that_a_thread_loads_have_their_steps(both):
+    """Two of each, of as many microbatches on both ranks."""
+    assert [[len(step) for step in rank["steps"]] for rank in both["ours_epochs"]] == [[2] * 6] * 2
+
+
 def test_ranks_end_together(both):
     """Each sample of the data once, and as many microbatches on both ranks to the last step."""
     ranks = both["ours_end"]
@@ -215,7 +224,7 @@ def test_ranks_end_together(both):
     assert len(trained) == len(set(trained)) == COUNT
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "end"])
+@pytest.mark.parametrize("kind", [*KINDS, "end", "epochs"])
 def test_two_ranks_train_what_one_process_trains(kind, folder, both):
     """Transformers' own model on each sample of a step alone, with the mean over all label tokens of the step."""
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2ForCausalLM

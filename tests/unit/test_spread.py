@@ -98,7 +98,8 @@ class Loader:
 def loader_of_veomni():
     """Dflop's in its place, before it knows a model or ranks."""
     found = _BalancedLoader.__new__(_BalancedLoader)
-    found._theirs, found._has_ended = Loader(), False
+    found._theirs = Loader()
+    found._has_ended = found._was_ended = False
     found._spread = SimpleNamespace(begin=lambda: None)
     found._balanced = list
     return found
@@ -118,7 +119,9 @@ def test_a_rank_of_veomni_whose_samples_have_ended_stays_ended():
     resumed.load_state_dict(state)
     assert resumed._theirs.state == {"step": 2}
     assert list(resumed) == []
-    # The next epoch has samples.
+    assert resumed.state_dict() == state
+    # The next epoch has samples, there and where nothing was loaded.
+    assert len(list(resumed)) == len(list(loader)) == 2
     resumed = loader_of_veomni()
     resumed.load_state_dict({"step": 2})
     assert len(list(resumed)) == 2

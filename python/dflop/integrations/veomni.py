@@ -147,7 +147,8 @@ class _BalancedLoader:
         self._collate = _left_for_later(self._theirs)
         self._is_classification = trainer.args.data.data_type == "classification"
         self._spread = _Spread(trainer, state)
-        self._has_ended = False
+        # In this epoch, and in the state that the next one begins with.
+        self._has_ended = self._was_ended = False
         self._pins = torch.cuda.is_available() and trainer.args.data.dataloader.pin_memory
 
     def __getattr__(self, name: str) -> Any:
@@ -164,8 +165,8 @@ class _BalancedLoader:
         """Balanced steps, from where VeOmni's loader stands."""
         self._spread.begin()
         # A state that was loaded may be of a rank whose samples had ended: it would read them again.
+        self._has_ended, self._was_ended = self._was_ended, False
         theirs = iter(()) if self._has_ended else iter(self._theirs)
-        self._has_ended = False
         return _Steps(theirs, self._balanced, self._end)
 
     def _end(self) -> None:
@@ -182,7 +183,7 @@ class _BalancedLoader:
         Args:
             state: of `state_dict`, or of VeOmni's own loader.
         """
-        self._has_ended = bool(state.get(_ENDED, False))
+        self._was_ended = bool(state.get(_ENDED, False))
         self._theirs.load_state_dict({name: value for name, value in state.items() if name != _ENDED})
 
     def _balanced(self, step: list[_Microbatch]) -> list[Any]:
