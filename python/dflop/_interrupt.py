@@ -6,6 +6,7 @@ A program that imports dflop keeps its own way.
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 
@@ -16,7 +17,9 @@ def _is_command() -> bool:
     if called == "-m":
         return next((name for flag, name in itertools.pairwise(started) if flag == "-m"), "") == "dflop"
     # A process that another one spawns has that one's `argv`, and was started otherwise.
-    return called.rpartition("/")[2] == "dflop" and called in started
+    # A script of one's own may have the command's name, and lies elsewhere.
+    command = os.path.join(os.path.dirname(sys.executable), "dflop")  # noqa: PTH118, PTH120 it starts sooner
+    return os.path.abspath(called) == command and called in started  # noqa: PTH100
 
 
 # One that a shell lets ignore Ctrl-C goes on doing so.

@@ -215,6 +215,9 @@ def test_ctrl_c_while_the_command_starts_ends_it_without_a_word(
 
 
 def test_a_program_that_imports_dflop_has_its_own_way_with_ctrl_c(tmp_path: Path) -> None:
-    """Also one that has the name of the command and was started otherwise, as a spawned process has."""
-    done = struck(tmp_path, "program", "dflop._native", "default_int_handler")
-    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    """Also one that has the name of the command: a spawned process, or a script elsewhere."""
+    (tmp_path / "dflop").write_text("import dflop")
+    STARTS["script"] = [sys.executable, str(tmp_path / "dflop")]
+    for start in ("program", "script"):
+        done = struck(tmp_path, start, "dflop._native", "default_int_handler")
+        assert done.stderr.rstrip().endswith("KeyboardInterrupt")

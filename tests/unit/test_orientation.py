@@ -250,7 +250,10 @@ def test_avif_lies_as_pillow_turns_it(tmp_path):
             "AVIF", xmp=xmp(value, "><tiff:Orientation>{}</tiff:Orientation")
         )
     found["undescribed.avif"] = picture("AVIF", xmp=xmp(6)).replace(b"cdsc", b"auxl")
-    found["long.avif"] = picture("AVIF", xmp=b" " * 9000 + xmp(6))
+    for name, count in (("long", 9_000), ("longer", 2 << 20)):
+        found[f"{name}.avif"] = picture("AVIF", xmp=b" " * count + xmp(6))
+    # Pillow takes the prefix away twice, libavif keeps it in the item.
+    found["doubled.avif"] = picture("AVIF", exif=b"Exif\0\0" + other.tobytes(), xmp=xmp(6))
     for name, bytes_ in found.items():
         (tmp_path / name).write_bytes(bytes_)
     command = [sys.executable, "-m", "dflop", "probe", "--json", *sorted(found)]
@@ -262,3 +265,32 @@ def test_avif_lies_as_pillow_turns_it(tmp_path):
             expected[name] = ImageOps.exif_transpose(image).size
     assert {SIDES, SIDES[::-1]} == set(expected.values())
     assert rows == expected
+
+
+def with_box(whole: bytes, kind: bytes, body: bytes) -> bytes:
+    """An AVIF with another box in the place of one of its `meta` box."""
+    at, meta = whole.index(kind) - 4, whole.index(b"meta") - 4
+    size = int.from_bytes(whole[at : at + 4])
+    found = struct.pack(">I", len(body) + 8) + kind + body
+    whole = whole[:at] + found + whole[at + size :]
+    length = int.from_bytes(whole[meta : meta + 4]) + len(found) - size
+    return whole[:meta] + struct.pack(">I", length) + whole[meta + 4 :]
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
+def test_an_avif_that_lists_places_of_no_bytes_keeps_nobody_busy(tmp_path):
+    """Four thousand million of them: of other items nobody asks, and of the picture's XMP they are refused."""
+    # Item, data reference, number of places; offsets and lengths of 0 bytes.
+    empty = b"".join(struct.pack(">HHH", item, 0, 0xFFFF) for item in range(100, 65_100))
+    none = struct.pack(">IBBH", 0, 0, 0, 65_000) + empty
+    ours = struct.pack(">IBBH", 0, 0, 0, 3) + b"".join(
+        struct.pack(">HHH", item, 0, 0xFFFF) for item in (1, 2, 3)
+    )
+    whole = picture("AVIF", xmp=xmp(6))
+    for name, body in (("others", none), ("its_own", ours)):
+        (tmp_path / f"{name}.avif").write_bytes(with_box(whole, b"iloc", body))
+    command = [sys.executable, "-m", "dflop", "probe", "--json", "its_own.avif", "others.avif"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    rows = {row["path"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert (rows["others.avif"]["width"], rows["others.avif"]["height"]) == SIDES
+    assert "has 65535 places that take no bytes in `iloc`" in str(rows["its_own.avif"]) + done.stderr

@@ -130,7 +130,10 @@ CONFIGS = {
 }
 # A part and fields of it; null is no for transformers, where the class would do a thing.
 UNUSUAL: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "llava_onevision": [("image_processor", {"size": {"shortest_edge": 56}}), ("video_processor", {"do_center_crop": None})],
+    "llava_onevision": [
+        ("image_processor", {"size": {"shortest_edge": 56}}), ("video_processor", {"do_center_crop": None}),
+        ("image_processor", {"do_resize": None}), ("image_processor", {"do_resize": False}),
+    ],
     "smolvlm": [("image_processor", {"do_image_splitting": None}), ("image_processor", {"size": {"longest_edge": 157}})],
     "gemma3": [("image_processor", {"do_pan_and_scan": None, "do_convert_rgb": None})],
     "gemma4": [("video_processor", {"do_sample_frames": None}), ("video_processor", {"num_frames": 3})],
@@ -138,7 +141,10 @@ UNUSUAL: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "minicpmv4_6": [
         ("image_processor", {name: None, "max_slice_nums": 4}) for name in ("slice_mode", "use_image_id")
     ],
-    "qwen3_vl": [("video_processor", {"do_sample_frames": None})],
+    "qwen3_vl": [
+        ("video_processor", {"do_sample_frames": None}),
+        ("video_processor", {"fps": None}), ("video_processor", {"fps": None, "num_frames": 4}),
+    ],
     "qwen3_vl_moe": [("video_processor", {"fps": 3, "min_frames": 2, "max_frames": 6})],
     "qwen3_5_moe": [("image_processor", {"size": {"shortest_edge": 3136, "longest_edge": 20_000}})],
     "glm4v_moe": [("video_processor", {"do_sample_frames": None})],

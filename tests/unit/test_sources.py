@@ -211,10 +211,10 @@ def test_a_packing_that_is_not_read_is_named(model, tmp_path, capfd):
     config.write_text(f"model: {{dir: {model}}}\ndata: {{mixture: rows.parquet}}\n")
     assert run_cli(["dflop", "profile", "data", "-c", str(config)])[0] == 2
     assert (
-        "rows.parquet`: column `answer` is packed with Brotli, must be with Zstandard"
+        "rows.parquet`: column `answer` is compressed with Brotli, must be with Zstandard"
         in capfd.readouterr().err
     )
-    # A column that is not read may be packed in any way.
+    # A column that is not read may be compressed in any way.
     packed |= {"answer": "gzip", "other": "brotli"}
     pq.write_table(rows, path, compression=packed)  # pyright: ignore[reportArgumentType]
     assert len(profiled(tmp_path, model, path)) == 1

@@ -5,7 +5,8 @@ use serde_json::Value;
 
 /// Name of the model's own file in errors.
 pub(super) const CONFIG: &str = "config.json";
-/// Name of the image processor's file in errors; [`PartNames`](super::PartNames) says which it is, of this and of the next three.
+/// Name of the image processor's file in errors. Another file may hold it, as those of the next three: see
+/// [`PartNames`](super::PartNames).
 pub(super) const PREPROCESSOR: &str = "preprocessor_config.json";
 /// Name of the video processor's file in errors.
 pub(super) const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
@@ -42,6 +43,11 @@ impl Fields<'_> {
     /// The value in the file, which may be null.
     fn written(&self, field: &str) -> Option<&Value> {
         field.split('.').try_fold(self.object, |value, key| value.get(key))
+    }
+
+    /// Whether the file says null, which is not as good as missing where a processor takes it for a value.
+    pub(super) fn is_null(&self, field: &str) -> bool {
+        self.written(field).is_some_and(Value::is_null)
     }
 
     pub(super) fn error(&self, field: &str, rule: String) -> DataError {

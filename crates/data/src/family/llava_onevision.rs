@@ -202,11 +202,6 @@ impl LlavaOnevision {
         if preprocessor.get("size").is_none() && image_size != DEFAULT_IMAGE_SIZE {
             return Err(preprocessor.error("size", format!("the encoder reads tiles of {image_size} pixels")));
         }
-        if preprocessor.flag("do_resize")? == Some(false) {
-            return Err(
-                preprocessor.error("do_resize", "tiles must be resized to the encoder's size".to_owned())
-            );
-        }
 
         let default = default_pinpoints();
         let grid_pinpoints = Pinpoints::read(&config, image_size, &default)?;
@@ -472,7 +467,6 @@ mod tests {
                 "`size.height` is 384",
             ),
             (config.clone(), with(&preprocessor, "size", Value::Null), "`size` is null"),
-            (config.clone(), with(&preprocessor, "do_resize", json!(false)), "`do_resize` is false"),
             (
                 config.clone(),
                 with(&preprocessor, "image_processor_type", json!("CLIPImageProcessor")),

@@ -84,11 +84,17 @@ impl Qwen3Vl {
             return all_frames(clip);
         }
         let total = clip.num_frames;
-        let max = asked.max_frames.map_or(self.settings.video.max_frames, u64::from).min(FRAMES_MAX);
-        let fps = asked.fps.or(self.settings.video.fps).unwrap_or(f64::INFINITY);
-        // A quotient that does not fit 64 bits becomes the largest number that does, and then `max`.
-        let wanted = (total as f64 / source_fps * fps) as u64;
-        let n = wanted.max(self.settings.video.min_frames).min(max).min(total);
+        let video = &self.settings.video;
+        let max = asked.max_frames.map_or(video.max_frames, u64::from).min(FRAMES_MAX);
+        let n = match (asked.fps.or(video.fps), video.num_frames) {
+            // A quotient that does not fit 64 bits becomes the largest number that does, and then `max`.
+            (Some(fps), _) => {
+                ((total as f64 / source_fps * fps) as u64).max(video.min_frames).min(max).min(total)
+            }
+            // `fps` is null in the file. Then frames of short clips are read twice.
+            (None, Some(num_frames)) if asked.max_frames.is_none() => num_frames,
+            (None, _) => total.max(video.min_frames).min(max),
+        };
         let step = (total - 1) as f64 / n.saturating_sub(1) as f64;
         Ok((0..n)
             .map(|k| match k {

@@ -1,15 +1,15 @@
 //! The metadata of an AVIF: its items of EXIF and XMP that belong to the picture.
 
 use super::boxes::{Box4, Boxes};
-use super::directory;
-use super::orientation::{EXIF, Turn};
+use super::orientation::Turn;
 use super::source::{Fault, Source};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
 
-/// Bytes of an item, at most; real ones have some KB.
-const BYTES_MAX: usize = 1 << 20;
-/// Items of a file we look at; a picture in tiles has hundreds.
-const ITEMS_MAX: usize = 1 << 16;
+/// Bytes of a picture's items together, at most; real ones have some KB, a long XMP some MB.
+const BYTES_MAX: usize = 1 << 24;
+/// Items of EXIF and XMP, at most; a picture has one or two.
+const ITEMS_MAX: usize = 1 << 10;
 /// The type of content that XMP has.
 const RDF: &[u8] = b"application/rdf+xml\0";
 
@@ -40,20 +40,23 @@ pub(super) fn turn(source: &mut Source<'_>, meta: Box4, primary: u32) -> Result<
         }
     }
     let described = lists.describing(source, primary)?;
+    let metadata = lists.metadata(source, &described)?;
+    let mut bytes = lists.bytes(source, metadata.iter().map(|&(id, _)| id).collect())?;
     let mut turn = Turn::default();
-    for (id, is_xmp) in lists.metadata(source)? {
-        if !described.contains(&id) {
-            continue;
-        }
-        let bytes = lists.bytes(source, id)?;
+    for (id, is_xmp) in metadata {
+        // Of an item that is named twice the first counts.
+        let Some(bytes) = bytes.remove(&id) else { continue };
         let len = bytes.len() as u64;
+        let mut held = Source::new(Box::new(Cursor::new(bytes)), len);
         if is_xmp {
-            turn.read_xmp(&mut Source::new(Box::new(Cursor::new(bytes)), len), 0, len)?;
+            turn.read_xmp(&mut held, 0, len)?;
         } else if len > 4 {
             // Before it stands where its TIFF header begins, which Pillow does not ask.
-            let at = if bytes[4..].starts_with(EXIF) { 4 + EXIF.len() as u64 } else { 4 };
-            let found = directory::orientation(&mut Source::new(Box::new(Cursor::new(bytes)), len), at, len)?;
-            turn.leave_if(found.is_some());
+            let mut told = Turn::default();
+            told.read_exif(&mut held, 4, len)?;
+            if told.is_told_by_exif() {
+                turn.leave();
+            }
         }
     }
     Ok(turn)
@@ -61,8 +64,8 @@ pub(super) fn turn(source: &mut Source<'_>, meta: Box4, primary: u32) -> Result<
 
 impl Lists {
     /// Items that describe the picture `primary`.
-    fn describing(&self, source: &mut Source<'_>, primary: u32) -> Result<Vec<u32>, Fault> {
-        let mut found = Vec::new();
+    fn describing(&self, source: &mut Source<'_>, primary: u32) -> Result<BTreeSet<u32>, Fault> {
+        let mut found = BTreeSet::new();
         let Some(list) = self.references else { return Ok(found) };
         let id_bytes = if source.u8(list.body)? == 0 { 2 } else { 4 };
         let mut boxes = Boxes::new(list.body + 4, list.end);
@@ -74,27 +77,34 @@ impl Lists {
             let count = u64::from(source.u16_be(reference.body + id_bytes)?);
             for place in 0..count {
                 let to = number(source, reference.body + id_bytes + 2 + place * id_bytes, id_bytes)?;
-                if to == u64::from(primary) && found.len() < ITEMS_MAX {
-                    found.push(from as u32);
+                if to == u64::from(primary) {
+                    found.insert(from as u32);
                 }
             }
         }
         Ok(found)
     }
 
-    /// Items of EXIF and of XMP, and whether they are XMP.
-    fn metadata(&self, source: &mut Source<'_>) -> Result<Vec<(u32, bool)>, Fault> {
+    /// Those of EXIF and of XMP among the `described` items, and whether they are XMP.
+    fn metadata(
+        &self,
+        source: &mut Source<'_>,
+        described: &BTreeSet<u32>,
+    ) -> Result<Vec<(u32, bool)>, Fault> {
         let mut found = Vec::new();
         let Some(list) = self.names else { return Ok(found) };
         let count_bytes = if source.u8(list.body)? == 0 { 2 } else { 4 };
         let mut boxes = Boxes::new(list.body + 4 + count_bytes, list.end);
         while let Some(item) = boxes.next(source)? {
             let version = source.u8(item.body)?;
-            if &item.kind != b"infe" || version < 2 || found.len() == ITEMS_MAX {
+            if &item.kind != b"infe" || version < 2 {
                 continue;
             }
             let id_bytes = if version == 2 { 2 } else { 4 };
             let id = number(source, item.body + 4, id_bytes)? as u32;
+            if !described.contains(&id) {
+                continue;
+            }
             let kind_at = item.body + 4 + id_bytes + 2;
             let is_xmp = match &source.bytes::<4>(kind_at)? {
                 b"Exif" => false,
@@ -109,15 +119,23 @@ impl Lists {
                 }
                 _ => continue,
             };
+            if found.len() == ITEMS_MAX {
+                return Fault::unsound(format!("it has more than {ITEMS_MAX} items of EXIF and XMP"));
+            }
             found.push((id, is_xmp));
         }
         Ok(found)
     }
 
-    /// The bytes of an item, from all its places; empty where it has none.
-    fn bytes(&self, source: &mut Source<'_>, wanted: u32) -> Result<Vec<u8>, Fault> {
-        let mut bytes = Vec::new();
-        let Some(list) = self.places else { return Ok(bytes) };
+    /// The bytes of the `wanted` items, each from all its places; an item that has none is not there.
+    fn bytes(
+        &self,
+        source: &mut Source<'_>,
+        mut wanted: BTreeSet<u32>,
+    ) -> Result<BTreeMap<u32, Vec<u8>>, Fault> {
+        let mut found = BTreeMap::new();
+        let mut num_bytes = 0;
+        let Some(list) = self.places else { return Ok(found) };
         let version = source.u8(list.body)?;
         let [sizes, more] = source.bytes::<2>(list.body + 4)?;
         let (offset_bytes, length_bytes) = (u64::from(sizes >> 4), u64::from(sizes & 15));
@@ -137,23 +155,33 @@ impl Lists {
             let base = number(source, at + 2, base_bytes)?;
             let num_extents = u64::from(source.u16_be(at + 2 + base_bytes)?);
             at += 4 + base_bytes;
+            let extent_bytes = index_bytes + offset_bytes + length_bytes;
+            if !wanted.remove(&(id as u32)) {
+                at = at.saturating_add(num_extents * extent_bytes);
+                continue;
+            }
+            if extent_bytes == 0 && num_extents > 1 {
+                return Fault::unsound(format!(
+                    "item {id} has {num_extents} places that take no bytes in `iloc`"
+                ));
+            }
+            let mut bytes = Vec::new();
             for _ in 0..num_extents {
                 let offset = number(source, at + index_bytes, offset_bytes)?;
                 let length = number(source, at + index_bytes + offset_bytes, length_bytes)?;
-                at += index_bytes + offset_bytes + length_bytes;
-                if id != u64::from(wanted) {
-                    continue;
-                }
+                at += extent_bytes;
                 let start = if is_in_meta { self.data.map_or(u64::MAX, |data| data.body) } else { 0 };
                 let start = start.saturating_add(base).saturating_add(offset);
                 let end = if length == 0 { source.len() } else { start.saturating_add(length) };
-                if end.saturating_sub(start).saturating_add(bytes.len() as u64) > BYTES_MAX as u64 {
+                num_bytes = end.saturating_sub(start).saturating_add(num_bytes);
+                if num_bytes > BYTES_MAX as u64 {
                     return Fault::unsound(format!("its metadata have more than {BYTES_MAX} bytes"));
                 }
                 source.append(&mut bytes, start, end)?;
             }
+            found.insert(id as u32, bytes);
         }
-        Ok(bytes)
+        Ok(found)
     }
 }
 

@@ -35,11 +35,9 @@ impl Turn {
         self.exif = Some(1);
     }
 
-    /// [`Turn::leave`], where `is_told` says that the metadata tell of an orientation that counts for nothing.
-    pub(super) const fn leave_if(&mut self, is_told: bool) {
-        if is_told {
-            self.leave();
-        }
+    /// Whether an EXIF names an orientation.
+    pub(super) const fn is_told_by_exif(&self) -> bool {
+        self.exif.is_some()
     }
 
     /// Takes the XMP packet from `at` to `end` in place of an earlier one.

@@ -124,7 +124,7 @@ fn check_packing(metadata: &ParquetMetaData, mask: &ProjectionMask) -> Result<()
             _ => continue,
         };
         return Err(format!(
-            "column `{}` is packed with {name}, must be with Zstandard, Snappy, gzip or LZ4: write the file again, for \
+            "column `{}` is compressed with {name}, must be with Zstandard, Snappy, gzip or LZ4: write the file again, for \
              example with `pyarrow.parquet.write_table(table, file, compression=\"zstd\")`",
             column.column_path().string()
         ));
