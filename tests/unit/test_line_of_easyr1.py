@@ -132,3 +132,13 @@ def test_where_no_microbatches_keep_the_cap_those_of_easyr1_are_taken(monkeypatc
             assert easyr1._partitions([4, 4, 4], 2, equal_size=False) == [[0, 1], [2]]
     finally:
         easyr1._DIVIDED.reset(token)
+
+
+def test_mini_batches_that_do_not_divide_are_named():
+    """Other samples form them then."""
+    assert easyr1._num_mini_batches(24, 12, 4) == 2
+    # One mini-batch is all there is.
+    assert easyr1._num_mini_batches(10, 10, 4) == 1
+    for count, size in ((10, 4), (20, 10)):
+        with pytest.warns(UserWarning, match=f"{count} samples in mini-batches of {size} on 4 ranks"):
+            assert easyr1._num_mini_batches(count, size, 4) == 1

@@ -159,8 +159,7 @@ def _with_batch(theirs: Callable[..., Any]) -> Callable[..., Any]:
         count, ulysses_size = len(batch), settings.actor.ulysses_size
         size = settings.actor.global_batch_size * settings.rollout.n
         num_parts = trainer.actor_rollout_ref_wg.world_size // ulysses_size
-        # Of other sizes EasyR1 cuts the mini-batches of a rank elsewhere.
-        num_mini_batches = count // size if count % size == 0 and size % num_parts == 0 else 1
+        num_mini_batches = _num_mini_batches(count, size, num_parts)
         token = _DIVIDED.set(_Divided(counted.work(batch.batch), num_mini_batches, ulysses_size))
         try:
             return theirs(trainer, batch, *given, **named)
@@ -168,6 +167,20 @@ def _with_batch(theirs: Callable[..., Any]) -> Callable[..., Any]:
             _DIVIDED.reset(token)
 
     return balance_batch
+
+
+def _num_mini_batches(count: int, size: int, num_parts: int) -> int:
+    """Mini-batches of `size` into which a batch is cut before `num_parts` ranks get its samples."""
+    if count % size == 0 and size % num_parts == 0:
+        return count // size
+    # Then EasyR1 cuts the mini-batches of a rank elsewhere.
+    if count > size:
+        warnings.warn(
+            f"{count} samples in mini-batches of {size} on {num_parts} ranks: must divide without a rest, or "
+            "the whole batch is dealt out to the ranks at once, and other samples form a mini-batch",
+            stacklevel=3,
+        )
+    return 1
 
 
 def _with_policy(theirs: Callable[..., Any], *, is_trained: bool) -> Callable[..., Any]:
