@@ -104,7 +104,7 @@ def test_videos_by_the_processors_count(name):
     processor = Qwen3VLVideoProcessor(**settings)
     config_json, preprocessor = files(settings)
     # An empty file is none: then the image processor's settings would hold.
-    video_file = settings or {"fps": None}
+    video_file = settings or {"do_rescale": True}
     rng = random.Random(SEED)
     longest = 1_500 if name == "all_frames" else 300_000
     refused = 0
