@@ -110,7 +110,7 @@ def even_buckets(
     tokens: Sequence[int] | None = None,
     max_tokens: int | None = None,
 ) -> list[list[int]]:
-    """Samples of each microbatch: those of the first of each rank, then of the second, and so on.
+    """Samples of each microbatch. The first microbatches of all ranks come first, then their second ones.
 
     Args:
         pairs: encoder and LLM cost of each sample.

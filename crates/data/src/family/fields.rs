@@ -5,12 +5,12 @@ use serde_json::Value;
 
 /// Name of the model's own file in errors.
 pub(super) const CONFIG: &str = "config.json";
-/// Name of the image processor's file in errors. Another file may hold it, as those of the next three: see
-/// [`PartNames`](super::PartNames).
+/// Name of the image processor's file in errors. The fields may stand in another file; then the error names that one, by
+/// [`PartNames`](super::PartNames). So it is with the next three names.
 pub(super) const PREPROCESSOR: &str = "preprocessor_config.json";
 /// Name of the video processor's file in errors.
 pub(super) const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
-/// Name of the feature extractor's file in errors; not that of the image processor, as another file may hold it.
+/// Name of the feature extractor's file in errors. It is not the image processor's: each may stand in a file of its own.
 pub(super) const EXTRACTOR: &str = "the feature extractor's file";
 /// The file in which newer processors keep all their fields.
 pub(super) const PROCESSOR: &str = "processor_config.json";

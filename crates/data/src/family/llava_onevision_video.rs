@@ -23,8 +23,8 @@ impl VideoRefusal {
     /// What the video processor's fields say, for an encoder that reads tiles of `tile` pixels.
     ///
     /// # Errors
-    /// [`DataError::Config`] for a field of another kind than transformers takes. What breaks videos alone is no error here: images
-    /// may be sound all the same.
+    /// [`DataError::Config`] for a field of another kind than transformers takes. A field that
+    /// only videos cannot be read with is no error here: the model's images may be read all the same.
     pub(super) fn read(files: &FamilyFiles, tile: u32) -> Result<Self, DataError> {
         let fields = video_fields(files);
         let file = files.names.of(fields.file);

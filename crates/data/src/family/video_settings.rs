@@ -37,7 +37,7 @@ impl VideoSettings {
         let settings = Self {
             pixels: PixelRange::read(processor, default.pixels, old_names)?,
             samples_frames: processor.flag("do_sample_frames")?.unwrap_or(default.samples_frames),
-            // Null is no rate, in the place of the class's.
+            // A null in the file means that no rate is asked for. The class's rate does not count then.
             fps: if processor.is_null("fps") { None } else { fps.transpose()?.or(default.fps) },
             num_frames: processor.whole("num_frames", FRAMES_MAX)?,
             min_frames: processor.whole("min_frames", FRAMES_MAX)?.unwrap_or(default.min_frames),

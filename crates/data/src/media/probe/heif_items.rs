@@ -13,7 +13,7 @@ const ITEMS_MAX: usize = 1 << 10;
 /// The type of content that XMP has.
 const RDF: &[u8] = b"application/rdf+xml\0";
 
-/// The boxes of the `meta` box that say what the items are; those that are not there hold nothing.
+/// The boxes of the `meta` box that say what the items are; `None` for a box that the file lacks.
 #[derive(Debug, Default)]
 struct Lists {
     names: Option<Box4>,
