@@ -100,9 +100,7 @@ fn a_replay_of_another_journal_names_the_schedules() {
 /// A reader that left (`| head -1`) ends nothing and is no error: files are written, the status is that of the work.
 #[test]
 fn a_closed_pipe_is_no_error() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     for (arguments, file) in [
         (&["models"][..], None),
         (&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"], Some("demo/plan.json")),
@@ -236,9 +234,7 @@ fn error_unknown_family() {
 
 #[test]
 fn error_impossible_plan() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     session.edit("demo/dflop.yaml", |yaml| {
         yaml.replace("cluster:\n", "cluster:\n  memory_budget_bytes: 100000\n")
     });
@@ -252,9 +248,7 @@ fn error_impossible_plan() {
 /// aware arm where arrival order passes it.
 #[test]
 fn a_cap_on_tokens() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     let train = |cap| format!("train:\n  bucket_tokens_max: {cap}\n");
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("train:\n", &train(1_000)));
     let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
@@ -268,9 +262,7 @@ fn a_cap_on_tokens() {
 
 #[test]
 fn error_giants() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     let with = |giants: &'static str| {
         session.edit("demo/dflop.yaml", |text| text.replace("train:\n", &format!("train:\n{giants}")));
     };
@@ -287,9 +279,7 @@ fn error_giants() {
 
 #[test]
 fn error_other_model() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     session.edit("demo/model/config.json", |json| json.replace("\"model_type\"", " \"model_type\""));
     snapshot(
         "error_other_model",
@@ -299,11 +289,7 @@ fn error_other_model() {
 
 #[test]
 fn error_plan_of_another_configuration() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
-    assert!(made.contains("status: 0"), "{made}");
+    let session = Session::planned();
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("global_batch_size: 64", "global_batch_size: 32"));
     let mut text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"]);
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("dtype: float32", "dtype: bfloat16"));
@@ -319,11 +305,7 @@ fn error_plan_of_another_configuration() {
 /// Before torchrun is started: arms that there are none of, and logs that are not of this plan and data.
 #[test]
 fn error_arms_and_replays() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
-    assert!(made.contains("status: 0"), "{made}");
+    let session = Session::planned();
     let train = |flags: &[&str]| {
         let start = ["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"];
         session.dflop(&[&start, flags].concat())
@@ -354,11 +336,7 @@ fn error_arms_and_replays() {
 /// What an option asks is done or refused, never passed over.
 #[test]
 fn error_options_without_effect() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
-    assert!(made.contains("status: 0"), "{made}");
+    let session = Session::planned();
     fs::write(session.path("d.json"), "{}").unwrap();
     fs::write(session.path("costs.csv"), "encoder_ns,llm_ns,llm_ns\n1,2,3\n").unwrap();
     let train = ["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"];
@@ -407,11 +385,7 @@ fn error_no_samples() {
 
 #[test]
 fn error_more_ranks_than_cores() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
-    assert!(made.contains("status: 0"), "{made}");
+    let session = Session::planned();
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("num_ranks: 2", "num_ranks: 4096"));
     session.edit("demo/plan.json", |json| {
         json.replacen("\"data_parallel_degree\":1", "\"data_parallel_degree\":4095", 1)

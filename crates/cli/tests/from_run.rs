@@ -12,11 +12,7 @@ use std::ops::Range;
 
 /// A demo, planned, with a run of 12 steps on a machine whose LLM ranks take `times` of the profiled time.
 pub(crate) fn with_run(times: f64) -> Session {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
-    assert!(made.contains("status: 0"), "{made}");
+    let session = Session::planned();
     train(&session, "demo/run", ["plan.json", "model_profile.json"], 0..12, times);
     session
 }

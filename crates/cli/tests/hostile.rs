@@ -10,16 +10,6 @@ use std::fs;
 /// Numbers at the ends of their types, and the sizes at which sums leave them.
 const ODD_NUMBERS: [u64; 6] = [0, 1, 1 << 31, 1 << 53, 1 << 63, u64::MAX];
 
-/// A demo with profiles and a plan.
-fn planned() -> Session {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
-    assert!(made.contains("status: 0"), "{made}");
-    session
-}
-
 /// The places of all whole numbers in a document, as JSON pointers.
 fn numbers(value: &Value, place: &str, found: &mut Vec<String>) {
     match value {
@@ -48,7 +38,7 @@ mod more {
     #[test]
     #[ignore = "`make test-more` runs it"]
     fn no_number_of_a_model_profile_ends_the_plan() {
-        let session = planned();
+        let session = Session::planned();
         let path = session.path("demo/model_profile.json");
         let good: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
         let mut places = Vec::new();
@@ -91,7 +81,7 @@ mod more {
 /// All times at their limit at once: sums over microbatches and layers still fit, or are refused.
 #[test]
 fn a_model_profile_at_its_limits_is_no_crash() {
-    let session = planned();
+    let session = Session::planned();
     let path = session.path("demo/model_profile.json");
     let good: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     let mut places = Vec::new();
@@ -112,7 +102,7 @@ fn a_model_profile_at_its_limits_is_no_crash() {
 /// The same of what a run wrote down.
 #[test]
 fn no_number_of_a_run_ends_the_report() {
-    let session = planned();
+    let session = Session::planned();
     let metrics = json!({"step": 0, "arm": "aware", "loss": 1.0, "step_ns": 9, "predicted_ns": 9, "corrected_ns": 9,
         "data_wait_ns": 1, "schedule_wait_ns": 1, "bubble_ratio": 0.5, "pair": 0});
     let trace = json!({"step": 0, "arm": "aware", "makespan_ns": 9, "spans": [[0, "0F0", 0, 9]]});

@@ -33,9 +33,7 @@ fn with_a_bad_sample(session: &Session) {
 /// Without a network in the profile nothing is known of transfers and of the reduction of gradients.
 #[test]
 fn a_profile_without_links_is_told_wherever_it_is_used() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     session.edit("demo/model_profile.json", |text| {
         let mut profile: serde_json::Value = serde_json::from_str(&text).unwrap();
         profile["network"]["links"] = json!([]);
@@ -55,9 +53,7 @@ fn a_profile_without_links_is_told_wherever_it_is_used() {
 /// Replicas reduce their gradients; a profile that knows point-to-point links alone does not say how long that takes.
 #[test]
 fn a_reduction_that_was_not_measured_is_told() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     session.edit("demo/model_profile.json", |text| {
         let mut profile: serde_json::Value = serde_json::from_str(&text).unwrap();
         let links = profile["network"]["links"].as_array_mut().unwrap();
@@ -147,9 +143,7 @@ fn samples_that_are_held_out_and_trained_on_are_counted() {
 /// A sweep may need more samples than there are, sizes that were not measured, and links that nobody knows.
 #[test]
 fn what_a_sweep_assumes_is_told() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     session.edit("demo/dflop.yaml", |text| {
         text.replace("global_batch_size: 64", "global_batch_size: 16")
             .replace("num_microbatches: 16", "num_microbatches: 8")

@@ -60,9 +60,7 @@ fn estimate() {
 /// A plan with both components on every rank, as a person may write it: simulated, shown and reported in words.
 #[test]
 fn a_colocated_plan_is_simulated_shown_and_reported() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
     assert!(made.contains("status: 0"), "{made}");
     for (zero, words) in [
@@ -207,11 +205,7 @@ fn profile_diff_and_merge() {
 
 #[test]
 fn show() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
-    assert!(made.contains("status: 0"), "{made}");
+    let session = Session::planned();
     let mut text = String::new();
     for artifact in ["model_profile", "plan", "data_profile"] {
         text.push_str(&session.dflop(&["show", artifact, "-c", "demo/dflop.yaml"]));
@@ -280,9 +274,7 @@ fn a_profile_with_everything_is_shown_with_its_marks() {
 
 #[test]
 fn a_profile_of_another_device_plans_but_does_not_train() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     session.set_device("cuda", "NVIDIA H200");
     let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     text.push_str(&session.dflop(&["train", "-c", "demo/dflop.yaml"]));
@@ -299,9 +291,7 @@ fn a_profile_of_another_device_plans_but_does_not_train() {
 
 #[test]
 fn the_links_of_a_profile_of_another_model_are_not_replaced() {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     let network = ["profile", "model", "-c", "demo/dflop.yaml", "--network"];
     let text = session.dflop(&network);
     assert!(text.contains("needs PyTorch"), "{text}");

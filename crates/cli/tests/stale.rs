@@ -6,9 +6,7 @@ use crate::common::Session;
 use std::fs;
 
 fn planned() -> Session {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
+    let session = Session::measured();
     let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--sampled-batches", "1"]);
     assert!(said.contains("status: 0") && !said.contains("note: the data profile"), "{said}");
     session

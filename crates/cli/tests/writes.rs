@@ -10,11 +10,7 @@ use std::fs;
 
 /// A demo with profiles and a plan.
 fn planned() -> Session {
-    let session = Session::new();
-    session.profile_data();
-    session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
-    assert!(made.contains("status: 0"), "{made}");
+    let session = Session::planned();
     session
 }
 

@@ -18,6 +18,15 @@ static DEMO: LazyLock<Vec<(PathBuf, Vec<u8>)>> = LazyLock::new(|| {
     files
 });
 
+/// The pipeline of the demo's two ranks, and the hash of its data profile. It is searched for once, as that takes longer than all
+/// else in the tests that begin with it.
+static PIPELINE: LazyLock<(String, String)> = LazyLock::new(|| {
+    let session = Session::measured();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
+    assert!(made.contains("status: 0"), "{made}");
+    (fs::read_to_string(session.path("demo/plan.json")).unwrap(), session.data_profile())
+});
+
 fn read_below(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     for entry in fs::read_dir(root.join(folder)).unwrap() {
         let entry = entry.unwrap();
@@ -44,6 +53,29 @@ impl Session {
             fs::write(path, bytes).unwrap();
         }
         session
+    }
+
+    /// With both profiles.
+    pub(crate) fn measured() -> Self {
+        let session = Self::new();
+        session.profile_data();
+        session.record_model_profile();
+        session
+    }
+
+    /// With both profiles, and the plan of a pipeline.
+    pub(crate) fn planned() -> Self {
+        let session = Self::measured();
+        let (plan, data_profile) = &*PIPELINE;
+        // The data lie in another folder, which a data profile names.
+        let plan = plan.replace(data_profile, &session.data_profile());
+        fs::write(session.path("demo/plan.json"), plan).unwrap();
+        session
+    }
+
+    /// Hash of the data profile, as in what is made from it.
+    fn data_profile(&self) -> String {
+        dflop_data::table::read(&self.path("demo/data_profile.parquet")).unwrap().content_hash()
     }
 
     pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
