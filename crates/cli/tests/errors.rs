@@ -456,6 +456,21 @@ fn fields_that_are_not_read() {
     snapshot("fields_that_are_not_read", &text);
 }
 
+/// A name that the mixture misspells: the record's picture would be left out, and the sample be text.
+#[test]
+fn a_renamed_field_that_no_record_has_is_told() {
+    let session = Session::new();
+    let record = "{\"q\": \"a\", \"answer\": \"b\", \"pic\": \"a\"}\n";
+    fs::write(session.path("a.jsonl"), record.repeat(2)).unwrap();
+    let mixture = "datasets:\n- path: a.jsonl\n  columns: {question: q, image: picture}\n";
+    fs::write(session.path("mixture.yaml"), mixture).unwrap();
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("data/mixture.yaml", "../mixture.yaml"));
+    let said = session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]);
+    let told = "`a.jsonl`: no record has `picture`, which `columns: {image: picture}` of the mixture names";
+    assert_eq!(said.matches("no record has").count(), 1, "{said}");
+    assert!(said.contains("status: 0") && said.contains(told), "{said}");
+}
+
 /// A family is offered where its rule needs no file.
 #[test]
 fn families_without_a_model() {

@@ -307,7 +307,12 @@ fn systematic(problems: &[Problem], num_samples: u64) -> Option<&'static str> {
              media start",
         );
     }
-    is_most(Fault::Record).then_some(
+    // A name may be at fault only where a field was not found.
+    let is_of_a_name = |problem: &Problem| {
+        let words = ["is missing", "but no `", "must be there", "under this name"];
+        problem.fault == Fault::Record && words.iter().any(|words| problem.cause.contains(words))
+    };
+    (is_most(Fault::Record) && problems.iter().any(is_of_a_name)).then_some(
         "records have `conversations`, `messages`, `texts`, a question with its answer, media with a `caption`, or `text` alone; a mixture may \
          name fields that are called otherwise, for example `columns: {image: file_name, question: query}`",
     )
@@ -397,7 +402,7 @@ impl Hint for DataError {
                 "check the path: paths in `dflop.yaml` start at its directory, those in a mixture at the mixture's"
                     .to_owned(),
             ),
-            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::InvalidData => {
+            Self::Io { source, .. } if source.to_string().contains("in UTF-8") => {
                 Some("save it as UTF-8".to_owned())
             }
             Self::Damaged { mend, .. } => Some((*mend).to_owned()),

@@ -73,7 +73,7 @@ impl Hint for ConfigError {
                 Some("name one with `--config FILE`, or make a demo with `dflop demo-data demo`".to_owned())
             }
             Self::Unsound { .. } => Some("docs/configuration.md lists every field".to_owned()),
-            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::InvalidData => {
+            Self::Io { source, .. } if source.to_string().contains("in UTF-8") => {
                 Some("save it as UTF-8".to_owned())
             }
             Self::Syntax { .. } => Some(

@@ -7,6 +7,7 @@ use dflop_types::artifact::hash_parts;
 use dflop_types::{MadeFrom, regular};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use tokenizers::AddedToken;
 
 /// Bytes of one file, at most; the largest tokenizers have some 35 MB.
 const BYTES_MAX: u64 = 512 << 20;
@@ -66,6 +67,7 @@ pub(crate) struct ModelFiles {
     pub(crate) tokenizer: ModelFile,
     pub(crate) tokenizer_config: ModelFile,
     special_tokens_map: ModelFile,
+    added_tokens: ModelFile,
     processor: ModelFile,
     chat_template: ModelFile,
     /// A template of the user's own, which goes before the model's.
@@ -96,6 +98,7 @@ impl ModelFiles {
             tokenizer: needed(&["tokenizer.json"])?,
             tokenizer_config: optional(&["tokenizer_config.json"])?,
             special_tokens_map: optional(&["special_tokens_map.json"])?,
+            added_tokens: optional(&["added_tokens.json"])?,
             processor: optional(&["processor_config.json"])?,
             // As the processors of transformers: the older file where both are there.
             chat_template: optional(&["chat_template.json", "chat_template.jinja"])?,
@@ -126,6 +129,7 @@ impl ModelFiles {
             },
             tokenizer_config: local("tokenizer_config.json")?,
             special_tokens_map: local("special_tokens_map.json")?,
+            added_tokens: local("added_tokens.json")?,
             processor: template_alone(local("processor_config.json")?)?,
             chat_template: match local("chat_template.json")? {
                 none if none.bytes.is_empty() => local("chat_template.jinja")?,
@@ -194,30 +198,56 @@ impl ModelFiles {
         (self.own_template.is_none() && config["model_type"] == "smolvlm").then_some(SMOLVLM_WITH_VIDEOS)
     }
 
-    /// Special tokens by the names that templates know them by, in transformers' order: those of
-    /// `tokenizer_config.json`, and of `special_tokens_map.json` where the former lists no `added_tokens_decoder`.
-    ///
-    /// # Errors
-    /// [`DataError::Model`] where one is not JSON.
-    pub(crate) fn special_tokens(&self) -> Result<Vec<(String, String)>, DataError> {
+    /// `tokenizer_config.json`, and what `special_tokens_map.json` says where the former lists no `added_tokens_decoder`; whether
+    /// it does not.
+    fn token_fields(&self) -> Result<(Value, bool), DataError> {
         let mut fields = self.tokenizer_config.json()?;
-        if fields.get("added_tokens_decoder").is_none()
+        let is_older_form = fields.get("added_tokens_decoder").is_none();
+        if is_older_form
             && let (Value::Object(fields), Value::Object(more)) =
                 (&mut fields, self.special_tokens_map.json()?)
         {
             fields.extend(more);
         }
-        let text =
-            |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(ToOwned::to_owned);
-        let mut tokens: Vec<(String, String)> = SPECIAL_TOKENS
-            .iter()
-            .filter_map(|name| Some(((*name).to_owned(), text(&fields[*name])?)))
+        Ok((fields, is_older_form))
+    }
+
+    /// Special tokens by the names that templates know them by, in transformers' order.
+    ///
+    /// # Errors
+    /// [`DataError::Model`] where a file is not JSON.
+    pub(crate) fn special_tokens(&self) -> Result<Vec<(String, String)>, DataError> {
+        let (fields, _) = self.token_fields()?;
+        let content = |(name, value): (&str, &Value)| Some((name.to_owned(), token_content(value)?));
+        Ok(named_tokens(&fields).filter_map(content).collect())
+    }
+
+    /// The tokens that stand beside `tokenizer.json`, which transformers adds to it.
+    ///
+    /// # Errors
+    /// [`DataError::Model`] where a file is not JSON.
+    pub(crate) fn added_tokens(&self) -> Result<AddedTokens, DataError> {
+        let (fields, is_older_form) = self.token_fields()?;
+        let lists = ["extra_special_tokens", "additional_special_tokens"].map(|name| fields[name].as_array());
+        let listed = lists.into_iter().flatten().find(|list| !list.is_empty()).into_iter().flatten();
+        let special: Vec<AddedToken> = named_tokens(&fields)
+            .map(|(_, value)| value)
+            .chain(listed)
+            .filter_map(|value| added_token(value, true))
             .collect();
-        for group in ["extra_special_tokens", "model_specific_special_tokens"] {
-            let named = fields[group].as_object().into_iter().flatten();
-            tokens.extend(named.filter_map(|(name, value)| Some((name.clone(), text(value)?))));
-        }
-        Ok(tokens)
+        let mut by_id: Vec<(u32, AddedToken)> = if is_older_form {
+            let older = self.added_tokens.json()?;
+            let entry = |(content, id): (&String, &Value)| {
+                let is_special = special.iter().any(|token| token.content == *content);
+                Some((u32::try_from(id.as_u64()?).ok()?, AddedToken::from(content.clone(), is_special)))
+            };
+            older.as_object().into_iter().flatten().filter_map(entry).collect()
+        } else {
+            let entry = |(id, value): (&String, &Value)| Some((id.parse().ok()?, added_token(value, false)?));
+            fields["added_tokens_decoder"].as_object().into_iter().flatten().filter_map(entry).collect()
+        };
+        by_id.sort_by_key(|(id, _)| *id);
+        Ok(AddedTokens { by_id, special, is_older_form })
     }
 
     /// `model_config` (a model profile is made from it), `processor` and `tokenizer` (a data profile is).
@@ -232,19 +262,18 @@ impl ModelFiles {
             [own, none] if none.bytes.is_empty() => vec![&self.config, own, &self.video_preprocessor],
             [own, processor] => vec![&self.config, own, &self.video_preprocessor, processor],
         };
+        let mut tokenizer = vec![
+            &self.tokenizer,
+            &self.tokenizer_config,
+            &self.special_tokens_map,
+            &self.processor,
+            &self.chat_template,
+        ];
+        tokenizer.extend(Some(&self.added_tokens).filter(|file| !file.bytes.is_empty()));
         MadeFrom::from([
             hash("model_config", &[&self.config]),
             hash("processor", &processors),
-            hash(
-                "tokenizer",
-                &[
-                    &self.tokenizer,
-                    &self.tokenizer_config,
-                    &self.special_tokens_map,
-                    &self.processor,
-                    &self.chat_template,
-                ],
-            ),
+            hash("tokenizer", &tokenizer),
         ])
     }
 
@@ -291,6 +320,43 @@ impl ModelFiles {
             known: family::known(),
         })
     }
+}
+
+/// Tokens that stand beside `tokenizer.json`.
+#[derive(Debug)]
+pub(crate) struct AddedTokens {
+    /// Ascending by the id that the files say.
+    pub(crate) by_id: Vec<(u32, AddedToken)>,
+    /// Special tokens, without ids.
+    pub(crate) special: Vec<AddedToken>,
+    /// Whether `by_id` is of `added_tokens.json`.
+    pub(crate) is_older_form: bool,
+}
+
+/// The special tokens that have names, by these.
+fn named_tokens(fields: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    let groups = ["extra_special_tokens", "model_specific_special_tokens"];
+    let own = SPECIAL_TOKENS.iter().map(|name| (*name, &fields[*name]));
+    let of_groups = groups.into_iter().flat_map(|group| fields[group].as_object().into_iter().flatten());
+    own.chain(of_groups.map(|(name, value)| (name.as_str(), value)))
+}
+
+/// The text of a token that is written as a text, or as an object with its `content`.
+fn token_content(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value["content"].as_str()).map(ToOwned::to_owned)
+}
+
+fn added_token(value: &Value, is_special: bool) -> Option<AddedToken> {
+    let flag = |name: &str| value[name].as_bool();
+    let is_special = is_special || flag("special").unwrap_or(false);
+    let token = AddedToken::from(token_content(value)?, is_special)
+        .single_word(flag("single_word").unwrap_or(false))
+        .lstrip(flag("lstrip").unwrap_or(false))
+        .rstrip(flag("rstrip").unwrap_or(false));
+    Some(match flag("normalized") {
+        Some(is_normalized) => token.normalized(is_normalized),
+        None => token,
+    })
 }
 
 /// Names of special tokens that every tokenizer of transformers has.

@@ -12,7 +12,7 @@ use crate::source::location::{Location, MediaPlace};
 use crate::source::mixture::{self, Mixture, Source};
 use crate::source::readers::{self, Body, RawRecord, Reader};
 use crate::source::store::{Look, Stores};
-use crate::source::unread::UnreadField;
+use crate::source::unread::Fields;
 use crate::text::conversation::{Conversation, MediaReference, MediaSource};
 use crate::text::tokens::{ChatTokenizer, TokenizedConversation};
 use dflop_types::{DataProfile, EncoderParts, Fault, Hint as _, SampleKind, SampleShape};
@@ -307,8 +307,8 @@ pub(crate) struct ParsedRecord {
     conversation: Conversation,
     /// Where each medium is, in the order of [`Conversation::media`].
     places: Vec<MediaPlace>,
-    /// Fields of the record that are not read.
-    pub(crate) unread: Vec<UnreadField>,
+    /// What else the record has.
+    pub(crate) fields: Fields,
     /// Of what the record says, as the mixture reads it.
     pub(crate) hash: u64,
 }
@@ -322,6 +322,8 @@ impl ParsedRecord {
             cause,
             is_of_settings: false,
         })?;
+        let is_there = |name: &&String| value.get(name.as_str()).is_some_and(|value| !value.is_null());
+        let renamed = from.columns.values().filter(is_there).cloned().collect();
         if !from.has_our_names() {
             value = Cow::Owned(from.renamed(value.into_owned()));
         }
@@ -334,7 +336,7 @@ impl ParsedRecord {
         let (conversation, unread) = Conversation::parse_whole(&value).map_err(bad)?;
         let places = conversation.media.iter().map(|medium| place_of(medium, record, &from.media_root));
         let places = places.collect::<Result<_, _>>().map_err(bad)?;
-        Ok(Self { conversation, places, unread, hash: hash_of(record, from) })
+        Ok(Self { conversation, places, fields: Fields { unread, renamed }, hash: hash_of(record, from) })
     }
 
     /// The record's own id, or `fallback`.

@@ -219,6 +219,7 @@ fn profile_in_chunks(
             }
         }
     }
+    notices.extend(decision.unread.missing(&corpus.mixture.sources));
     notices.extend(decision.unread.notices(&header.sources));
     notices.extend(decision.notices());
     let num_reused = run.num_reused.into_inner();

@@ -8,7 +8,7 @@ use super::previous::KnownSamples;
 use super::selection::Selection;
 use crate::error::DataError;
 use crate::source::location::Location;
-use crate::source::unread::UnreadField;
+use crate::source::unread::Fields;
 use dflop_types::{Place, Problem, ProfiledSample, SourceFile};
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -124,8 +124,8 @@ impl Run<'_> {
         for chunk in chunks {
             let measured: Vec<_> = workers.run(|| chunk.par_iter().map(|taken| self.row(taken)).collect());
             for (taken, measured) in chunk.iter().zip(measured) {
-                let measured = measured.map(|(sample, unread)| {
-                    decision.unread.push(taken.source, sample.place.file, unread);
+                let measured = measured.map(|(sample, fields)| {
+                    decision.unread.push(taken.source, sample.place.file, fields);
                     sample
                 });
                 decision.take(taken.source, measured)?;
@@ -134,16 +134,16 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The row of a record, and what the record has that is not read.
-    fn row(&self, taken: &TakenRecord) -> Result<(ProfiledSample, Vec<UnreadField>), Box<Rejected>> {
+    /// The row of a record, and what else the record has.
+    fn row(&self, taken: &TakenRecord) -> Result<(ProfiledSample, Fields), Box<Rejected>> {
         let TakenRecord { source, position, record } = taken;
         let file = self.corpus.first_file[*source as usize] + record.place.file;
         let place = Place { file, ..record.place };
         let measured = self.sample(taken).map_err(|bad| with_line(record, bad));
         (self.progress)(self.clock.tick(place));
         match measured {
-            Ok((sample, unread)) => {
-                Ok((ProfiledSample { source: *source, position: *position, place, ..sample }, unread))
+            Ok((sample, fields)) => {
+                Ok((ProfiledSample { source: *source, position: *position, place, ..sample }, fields))
             }
             Err(bad) => Err(Box::new(Rejected {
                 is_of_settings: bad.is_of_settings,
@@ -161,13 +161,13 @@ impl Run<'_> {
     }
 
     /// The record as a sample, its place left open.
-    fn sample(&self, taken: &TakenRecord) -> Result<(ProfiledSample, Vec<UnreadField>), BadSample> {
+    fn sample(&self, taken: &TakenRecord) -> Result<(ProfiledSample, Fields), BadSample> {
         let from = &self.corpus.mixture.sources[taken.source as usize];
         let fallback_id = self.corpus.fallback_id(taken.source, taken.position);
         let parsed = ParsedRecord::new(&taken.record, from)?;
         if let Some(sample) = self.known_sample(taken.source, &parsed, &fallback_id) {
             self.num_reused.fetch_add(1, Ordering::Relaxed);
-            return Ok((sample, parsed.unread));
+            return Ok((sample, parsed.fields));
         }
         let sample = self.rule.measure_parsed(&parsed, &fallback_id, &self.corpus.stores)?;
         let sample = ProfiledSample {
@@ -180,7 +180,7 @@ impl Run<'_> {
             media_hash: sample.media_hash,
             ..ProfiledSample::default()
         };
-        Ok((sample, parsed.unread))
+        Ok((sample, parsed.fields))
     }
 
     /// The sample as the earlier profile has it, where record and media are the same.

@@ -59,7 +59,7 @@ pub struct Source {
 
 /// Names that a field of a record has for us; columns of other names are not read, unless their name
 /// is one of media.
-pub const FIELDS: [&str; 31] = [
+pub const FIELDS: [&str; 33] = [
     "id",
     "image",
     "images",
@@ -89,6 +89,8 @@ pub const FIELDS: [&str; 31] = [
     // Where they are there, a conversation is refused: it would be another one without them.
     "choices",
     "options",
+    "context",
+    "hint",
     "tools",
     "tool_calls",
     "function_call",

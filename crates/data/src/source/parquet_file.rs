@@ -14,6 +14,17 @@ use parquet::file::reader::{ChunkReader, Length};
 use std::io::{BufRead as _, BufReader, ErrorKind, Read, SeekFrom};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// How an error begins that says nothing of the file, but of its store.
+pub(crate) const UNREAD: &str = "it cannot be read: ";
+
+fn unread(error: &std::io::Error) -> ParquetError {
+    // Where the decoder asks for bytes past the end, the file is at fault.
+    match error.kind() {
+        ErrorKind::UnexpectedEof => ParquetError::EOF(error.to_string()),
+        _ => ParquetError::General(format!("{UNREAD}{error}")),
+    }
+}
+
 /// What the end of the file says, checked before it is decoded; with where its pages are, as `offset_index` says.
 ///
 /// # Errors
@@ -71,7 +82,8 @@ impl ChunkReader for SharedFile {
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
         let mut reader = BufReader::new(SharedFileAt { file: self.clone(), at: start });
         // What is read so is the header of a page; it stays in the buffer.
-        page::check_head(reader.fill_buf()?).map_err(ParquetError::General)?;
+        page::check_head(reader.fill_buf().map_err(|error| unread(&error))?)
+            .map_err(ParquetError::General)?;
         Ok(reader)
     }
 
@@ -83,7 +95,8 @@ impl ChunkReader for SharedFile {
             )));
         }
         let mut bytes = Vec::with_capacity(length);
-        SharedFileAt { file: self.clone(), at: start }.take(length as u64).read_to_end(&mut bytes)?;
+        let mut reader = SharedFileAt { file: self.clone(), at: start }.take(length as u64);
+        reader.read_to_end(&mut bytes).map_err(|error| unread(&error))?;
         if bytes.len() != length {
             return Err(ParquetError::EOF(format!("{} of {length} bytes are there", bytes.len())));
         }

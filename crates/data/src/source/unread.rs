@@ -2,9 +2,10 @@
 //! otherwise a sample with an image would become a sample of text in silence.
 
 use crate::media::MediaKind;
+use crate::source::mixture::Source;
 use dflop_types::counted;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// Different names kept of a source; fields of others are counted together.
@@ -25,6 +26,15 @@ pub(crate) struct UnreadField {
     pub(crate) name: String,
     /// Whether its value may be a medium, and the record has none.
     pub(crate) may_be_media: bool,
+}
+
+/// What was found in a record beside its conversation.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Fields {
+    /// Those that are not read.
+    pub(crate) unread: Vec<UnreadField>,
+    /// Those that `columns` of the mixture names, by their name in the data.
+    pub(crate) renamed: Vec<String>,
 }
 
 /// Whether a field of this name is one of media wherever its value may be a medium.
@@ -91,6 +101,8 @@ pub(crate) fn mend(name: &str) -> String {
 #[derive(Debug)]
 pub(crate) struct UnreadCounts {
     sources: Vec<OfSource>,
+    /// By source, the fields that its `columns` name and that some record has.
+    renamed: Vec<BTreeSet<String>>,
     /// Records seen of each file of all.
     files: Vec<u64>,
 }
@@ -106,17 +118,24 @@ struct OfSource {
 impl UnreadCounts {
     /// Nothing yet, of so many sources.
     pub(crate) fn new(num_sources: usize) -> Self {
-        Self { sources: vec![OfSource::default(); num_sources], files: Vec::new() }
+        Self {
+            sources: vec![OfSource::default(); num_sources],
+            renamed: vec![BTreeSet::new(); num_sources],
+            files: Vec::new(),
+        }
     }
 
     /// Counts a record in; `file` counts the files of all sources.
-    pub(crate) fn push(&mut self, source: u32, file: u32, fields: Vec<UnreadField>) {
+    pub(crate) fn push(&mut self, source: u32, file: u32, fields: Fields) {
         let file = file as usize;
         if self.files.len() <= file {
             self.files.resize(file + 1, 0);
         }
         self.files[file] += 1;
-        for UnreadField { name, may_be_media } in fields {
+        if let Some(renamed) = self.renamed.get_mut(source as usize) {
+            renamed.extend(fields.renamed);
+        }
+        for UnreadField { name, may_be_media } in fields.unread {
             self.add(source as usize, &name, 1, may_be_media);
         }
     }
@@ -139,6 +158,20 @@ impl UnreadCounts {
         } else {
             found.num_others += num_records;
         }
+    }
+
+    /// One sentence for each field that `columns` of a source names and that no record of it has.
+    pub(crate) fn missing(&self, sources: &[Source]) -> Vec<String> {
+        let mut notices = Vec::new();
+        for (source, found) in sources.iter().zip(&self.renamed) {
+            for (ours, theirs) in source.columns.iter().filter(|(_, theirs)| !found.contains(*theirs)) {
+                notices.push(format!(
+                    "`{}`: no record has `{theirs}`, which `columns: {{{ours}: {theirs}}}` of the mixture names",
+                    source.name
+                ));
+            }
+        }
+        notices
     }
 
     /// One sentence for each source of these names that has such fields, the most frequent first.

@@ -132,6 +132,8 @@ pub struct Conversation {
     pub media: Vec<MediaReference>,
     /// Whether it is a document: text without speakers, which no chat template writes, and which carries loss as a whole.
     pub is_document: bool,
+    /// Fields of turns that are not read. A chat template may read them.
+    pub unread: Vec<String>,
 }
 
 impl Conversation {
@@ -168,7 +170,8 @@ impl Conversation {
         }
         let (turns, media, read) = parsed?;
         let unread = unread::of_record(record, &read, media.is_empty());
-        Ok((Self { id: id_of(record), turns, media, is_document: false }, unread))
+        let of_turns = unread::of_turns(&unread);
+        Ok((Self { id: id_of(record), turns, media, is_document: false, unread: of_turns }, unread))
     }
 }
 

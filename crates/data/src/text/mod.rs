@@ -4,4 +4,5 @@ pub mod conversation;
 mod fault;
 pub(crate) mod template;
 mod tokenized;
+mod tokenizer;
 pub mod tokens;

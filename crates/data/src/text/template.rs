@@ -23,6 +23,7 @@
 
 mod apart;
 mod engine;
+mod fields;
 mod jinja;
 
 pub use apart::{render_templates_with, serve_templates};
@@ -58,6 +59,8 @@ enum Renderer {
 /// A compiled chat template.
 #[derive(Debug)]
 pub(crate) struct ChatTemplate {
+    /// As it was written.
+    source: String,
     renderer: Renderer,
     has_generation: bool,
     forms: Forms,
@@ -122,13 +125,15 @@ impl ChatTemplate {
         }
         // Jinja reads every line break as `\n`.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let written = source.clone();
         let (source, has_generation) = generation_as_filter(&source);
         let renderer = match Remote::new(&source, special_tokens) {
             Some(remote) => remote.map(Renderer::Apart),
             None => Engine::new(source, special_tokens).map(|engine| Renderer::Here(Box::new(engine))),
         };
         let renderer = renderer.map_err(|refusal| refusal.to_string())?;
-        let mut template = Self { renderer, has_generation, forms: Forms::default(), placeholders };
+        let mut template =
+            Self { source: written, renderer, has_generation, forms: Forms::default(), placeholders };
         template.forms = template.probe()?;
         Ok(template)
     }
@@ -158,6 +163,12 @@ impl ChatTemplate {
         }
         if conversation.is_document {
             return self.document(conversation);
+        }
+        if let Some(field) = conversation.unread.iter().find(|field| fields::reads(&self.source, field)) {
+            return Err(format!(
+                "a turn has `{field}`, which the chat template reads and dflop does not: the sample would be another one \
+                 without it; write it into the turn's text, or leave it out of the data"
+            ));
         }
         let turns = &conversation.turns;
         let has_reserved =

@@ -49,6 +49,15 @@ impl TokenizedConversation {
         }
     }
 
+    /// LLM tokens.
+    pub(super) fn num_tokens(&self) -> u64 {
+        let of_run = |run: &Run| match run {
+            Run::Text { ids, .. } => ids.len() as u64,
+            Run::Features { count, .. } => u64::from(*count),
+        };
+        self.runs.iter().map(of_run).sum()
+    }
+
     /// (LLM tokens, label tokens): what [`TokenizedConversation::expand`] would give, without giving it. `None` from
     /// 2^32 tokens.
     pub fn count(&self) -> Option<(u32, u32)> {

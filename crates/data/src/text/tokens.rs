@@ -27,11 +27,11 @@ pub use crate::text::fault::TextFault;
 use crate::text::template::{ChatTemplate, Rendered};
 use crate::text::tokenized::Run;
 pub use crate::text::tokenized::{NO_LABEL, TokenizedConversation, Tokens};
+use crate::text::tokenizer::ModelTokenizer;
 use serde_json::Value;
 use std::ops::Range;
 use std::path::Path;
-use tokenizers::processors::template::TemplateProcessing;
-use tokenizers::{AddedToken, Encoding, Tokenizer};
+use tokenizers::{Encoding, Tokenizer};
 
 /// Bytes of a text that is tokenised, at most. Tokenizers take some 240 bytes of memory for each: 1 GB for this one. It is
 /// about a million tokens, more than any LLM backbone has positions.
@@ -40,7 +40,7 @@ pub const TEXT_BYTES_MAX: usize = 4 << 20;
 /// A Hugging Face tokenizer with the chat template and the placeholders of a model.
 #[derive(Debug)]
 pub struct ChatTokenizer {
-    tokenizer: Tokenizer,
+    opened: ModelTokenizer,
     template: ChatTemplate,
     /// In place of it where a conversation has a video, as some processors have it.
     template_of_videos: Option<ChatTemplate>,
@@ -91,23 +91,14 @@ impl ChatTokenizer {
     ) -> Result<Self, DataError> {
         let (template_path, source) = files.template()?;
         let special_tokens = files.special_tokens()?;
-        let settings = files.tokenizer_config.json()?;
-        let model = |cause| files.tokenizer.unsound(cause);
-        let tokenizer =
-            guarded(|| tokenizer(&files.tokenizer.bytes, &settings, &special_tokens)).map_err(model)?;
         let vocabulary = vocabulary(config);
-        if let Some(size) = vocabulary {
-            let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
-            if u64::from(largest) >= size {
-                let cause =
-                    format!("its largest id is {largest}, must be below the model's `vocab_size` {size}");
-                return Err(model(cause));
-            }
-        }
+        let opened = ModelTokenizer::open(files, &special_tokens, vocabulary)?;
+        let tokenizer = &opened.tokenizer;
+        let model = |cause| files.tokenizer.unsound(cause);
         let mut marks = [None, None, None];
         for (mark, of_kind) in marks.iter_mut().zip(of_family) {
             *mark = of_kind
-                .map(|of_kind| checked_mark(&tokenizer, config, vocabulary, of_kind))
+                .map(|of_kind| checked_mark(tokenizer, config, vocabulary, of_kind))
                 .transpose()
                 .map_err(model)?;
         }
@@ -128,7 +119,7 @@ impl ChatTokenizer {
             |name: &str| special_tokens.iter().find(|(n, _)| n == name).map(|(_, token)| token.clone());
         let (bos_token, eos_token) = (named("bos_token"), named("eos_token"));
         let eos_id = eos_token.and_then(|token| tokenizer.token_to_id(&token));
-        Ok(Self { tokenizer, template, template_of_videos, bos_token, eos_id, special_ids, marks })
+        Ok(Self { opened, template, template_of_videos, bos_token, eos_id, special_ids, marks })
     }
 
     /// The conversation's tokens, each run of features a number still.
@@ -154,9 +145,11 @@ impl ChatTokenizer {
         let filled = self.fill(conversation, rendered, shapes)?;
         let text = filled.text.as_str();
         check_length([text.len()])?;
+        self.opened.check_text(text)?;
+        let tokenizer = &self.opened.tokenizer;
         let encoding = guarded(|| match filled.answers.as_slice() {
-            [] => self.tokenizer.encode_fast(text, !has_bos),
-            _ => self.tokenizer.encode(text, !has_bos),
+            [] => tokenizer.encode_fast(text, !has_bos),
+            _ => tokenizer.encode(text, !has_bos),
         })
         .map_err(|error| format!("the tokenizer refuses a text: {error}"))?;
         let mut is_label = self.labels(&encoding, &filled.answers, conversation.is_document);
@@ -170,6 +163,7 @@ impl ChatTokenizer {
         {
             tokens.push(vec![id], true);
         }
+        self.opened.check_length(tokens.num_tokens())?;
         Ok(tokens)
     }
 
@@ -423,57 +417,6 @@ fn checked_mark(
     }
     let Marks { placeholder, feature_token, number, .. } = marks;
     Ok(Mark { placeholder, feature_token, feature_id, number })
-}
-
-/// The tokenizer as transformers sets it up: no truncation and no padding, the special tokens of
-/// `tokenizer_config.json` added, and `add_bos_token`, `add_eos_token` obeyed where they are there.
-fn tokenizer(
-    tokenizer_json: &[u8],
-    settings: &Value,
-    special_tokens: &[(String, String)],
-) -> Result<Tokenizer, String> {
-    let mut tokenizer =
-        Tokenizer::from_bytes(tokenizer_json).map_err(|error| format!("it is no tokenizer: {error}"))?;
-    tokenizer.with_truncation(None).map_err(|error| format!("its truncation cannot be undone: {error}"))?;
-    tokenizer.with_padding(None);
-    for (_, token) in special_tokens {
-        let added = tokenizer.get_added_tokens_decoder();
-        let is_plain = tokenizer.token_to_id(token).is_some_and(|id| !added.contains_key(&id));
-        if is_plain {
-            tokenizer.add_special_tokens(&[AddedToken::from(token.clone(), true)]);
-        }
-    }
-    let asked = ["add_bos_token", "add_eos_token"].map(|name| settings.get(name));
-    if asked.iter().any(Option::is_some) {
-        let token =
-            |name: &str| special_tokens.iter().find(|(found, _)| found == name).map(|(_, token)| token);
-        let tokens = [token("bos_token"), token("eos_token")];
-        let [bos, eos] =
-            [0, 1].map(|k| tokens[k].filter(|_| asked[k].and_then(Value::as_bool) == Some(true)));
-        let mut builder = TemplateProcessing::builder();
-        let mut single = Vec::new();
-        let mut known = Vec::new();
-        for (token, is_first) in [(bos, true), (None, false), (eos, true)] {
-            if let Some(token) = token {
-                let id = tokenizer
-                    .token_to_id(token)
-                    .ok_or_else(|| format!("it lacks `{token}`, which tokenizer_config.json has it add"))?;
-                single.push(token.clone());
-                known.push((token.clone(), id));
-            } else if !is_first {
-                single.push("$A".to_owned());
-            }
-        }
-        let cause = |error: String| format!("its special tokens cannot be added: {error}");
-        let processor = builder
-            .try_single(single)
-            .map_err(cause)?
-            .special_tokens(known)
-            .build()
-            .map_err(|error| cause(error.to_string()))?;
-        tokenizer.with_post_processor(Some(processor));
-    }
-    Ok(tokenizer)
 }
 
 #[cfg(test)]

@@ -180,9 +180,12 @@ impl<'y> Entry<'y> {
             return;
         }
         let mut problem = |text: String| problems.push((line, format!("{field}.{key_name}: {text}")));
-        let Some(text) = text_of(value).filter(|text| !text.is_empty()) else {
+        let Some(text) = text_of(value) else {
             return problem("it must be text".to_owned());
         };
+        if text.is_empty() {
+            return problem("it is empty".to_owned());
+        }
         match key_name {
             "path" | "json_path" if self.name.is_some() => problem("the source is named twice".to_owned()),
             "path" | "json_path" => self.name = Some(text),

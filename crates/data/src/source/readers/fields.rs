@@ -186,6 +186,8 @@ impl Cells<'_> {
             let bytes = cell.column(bytes);
             return Ok(match binary(bytes.as_ref(), at).filter(|_| bytes.is_valid(at)) {
                 Some(bytes) => self.attach(bytes, path.as_str()),
+                // A medium that is lost, and not a row without one: that has null for the whole cell.
+                None if path.is_null() => json!({}),
                 None => path,
             });
         }
@@ -281,6 +283,22 @@ mod tests {
         assert_eq!(fields, expected);
         let name = "x.parquet, row 9, column bytes".to_owned();
         assert_eq!(attachments, [MediaPlace::Bytes { bytes: Bytes::from_static(b"abc"), name }]);
+    }
+
+    /// `datasets` refuses such a cell. A row without a picture has null for the whole cell.
+    #[test]
+    fn a_medium_without_bytes_and_path_is_lost_and_not_absent() {
+        let names = ["bytes", "path"].map(|name| match name {
+            "bytes" => Field::new(name, DataType::Binary, true),
+            _ => Field::new(name, DataType::Utf8, true),
+        });
+        let bytes: ArrayRef = Arc::new(BinaryArray::from(vec![None, None, Some(&b"abc"[..])]));
+        let paths: ArrayRef = Arc::new(StringArray::from(vec![None::<&str>, None, None]));
+        let is_there = vec![true, false, true].into();
+        let cells = StructArray::new(names.to_vec().into(), vec![bytes, paths], Some(is_there));
+        let batch = RecordBatch::try_from_iter([("image", Arc::new(cells) as ArrayRef)]).unwrap();
+        let found: Vec<Value> = (0..3).map(|at| row(&batch, at, "x.parquet", 0).unwrap().0).collect();
+        assert_eq!(found, [json!({"image": {}}), json!({}), json!({"image": {"attachment": 0}})]);
     }
 
     #[test]

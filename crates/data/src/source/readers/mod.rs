@@ -206,7 +206,7 @@ fn file_form(source: &Source, name: &str) -> Result<Format, DataError> {
     let refuse = |cause: &str| Err(DataError::Record(format!("`{}`: {cause}", source.location)));
     if [".gz", ".tgz", ".zst", ".zstd", ".bz2", ".xz"].iter().any(|ending| name.ends_with(ending)) {
         return refuse(
-            "it is compressed, but records are found by their position in bytes: unpack it first, for example with `gzip -d` or `zstd -d`",
+            "it is compressed, but records are found by their position in bytes: unpack it first, for example with `gzip -d`, `zstd -d`, `bzip2 -d` or `xz -d`",
         );
     }
     match (source.format, source.location.extension().as_str()) {

@@ -133,7 +133,11 @@ fn check_packing(metadata: &ParquetMetaData, mask: &ProjectionMask) -> Result<()
 }
 
 fn unsound(location: &Location, cause: impl fmt::Display) -> DataError {
-    DataError::Record(format!("`{location}` is not a valid Parquet file: {cause}"))
+    let cause = cause.to_string();
+    DataError::Record(match cause.split_once(parquet_file::UNREAD) {
+        Some((_, cause)) => format!("cannot read `{location}`: {cause}"),
+        None => format!("`{location}` is not a valid Parquet file: {cause}"),
+    })
 }
 
 impl Footer {

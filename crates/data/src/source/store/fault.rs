@@ -56,6 +56,11 @@ pub(super) fn explain(url: &str, error: &object_store::Error, seen: &Seen) -> Er
             ErrorKind::InvalidInput,
             "its address is plain http: set the store option `allow_http` to `true` (`DFLOP_STORE_ALLOW_HTTP=true`), or use https".to_owned(),
         ),
+        // The client asks for the rest of an answer that broke off.
+        None if root.contains("Range request not supported") => (
+            ErrorKind::Other,
+            format!("the answer broke off, and the server gives no ranges, by which its rest could be had{}", tries(seen)),
+        ),
         // It was never sent: something before it failed.
         None if seen.tries() == 0 && is_bucket(url) => {
             (ErrorKind::PermissionDenied, format!("{root}{}", credentials(url)))

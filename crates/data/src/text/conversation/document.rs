@@ -34,7 +34,7 @@ pub(super) fn of_record(record: &Value) -> Result<Option<(Conversation, Vec<&'st
         return Err(format!("`{}` of a document is empty, must have some text", read[0]));
     }
     let turns = vec![Turn { role: Role::Assistant, parts }];
-    Ok(Some((Conversation { id: id_of(record), turns, media, is_document: true }, read)))
+    Ok(Some((Conversation { id: id_of(record), turns, media, is_document: true, unread: Vec::new() }, read)))
 }
 
 /// Whether a list holds text, and nothing else but nulls.

@@ -82,13 +82,25 @@ pub(super) fn named(key: &str, value: &Value) -> Result<MediaSource, String> {
                 Some((name, inner)) => Err(format!("`{key}.{name}`: {}, must be text", type_of(inner))),
                 None => match (field(value, "data"), field(value, "bytes")) {
                     (Some(Value::String(packed)), _) => inline(&format!("{key}.data"), packed),
-                    (None, None) => Err(format!("`{key}`: an object without `path` or `url`")),
+                    (None, None) => Err(nameless(key, value)),
                     _ => Err(format!("`{key}`: bytes in text, must be a path, a URL or `data` in base64")),
                 },
             },
         },
         _ => Err(format!("`{key}`: {}, must be a path or a list of paths", type_of(value))),
     }
+}
+
+/// Why an object names no medium.
+fn nameless(key: &str, value: &Value) -> String {
+    let has = |name| field(value, name).is_some();
+    if has("array") && has("sampling_rate") {
+        return format!(
+            "`{key}`: decoded sound (`array` and `sampling_rate`) is not read: store the file, for example by \
+             `cast_column(\"{key}\", Audio(decode=False))` before the dataset is written"
+        );
+    }
+    format!("`{key}`: an object without `path`, `url`, `bytes` or `data`")
 }
 
 /// A medium whose bytes the record holds in base64.

@@ -52,6 +52,15 @@ pub(super) fn fill(turns: &mut Turns, listed: &[Vec<MediaSource>; 3]) -> Result<
     for (kind, (placeholders, list)) in MediaKind::ALL.into_iter().zip(open.iter().zip(listed)) {
         if *placeholders != list.len() {
             let (mark, key, media) = (kind.mark(), kind.as_str(), list.len());
+            let is_own = |piece: &Piece| matches!(piece, Piece::Placeholder { kind: k, source: Some(_) } if *k == kind);
+            let num_own =
+                turns.said.iter().flat_map(|said| &said.pieces).filter(|piece| is_own(piece)).count();
+            if num_own > 0 && *placeholders == 0 {
+                return Err(format!(
+                    "{num_own} {key} in the parts of turns, and {media} more under `{key}` or `{}`: must be in one place",
+                    kind.plural()
+                ));
+            }
             return Err(format!(
                 "{placeholders} `{mark}` in the turns, but {media} under `{key}`: must be as many"
             ));

@@ -82,7 +82,6 @@ fn fields_that_are_not_read_are_told() {
         "messages[].name",
         "messages[].content[].index",
         "messages[].content[].max_pixels",
-        "messages[].loss",
     ];
     assert_eq!(told(&turns), expected);
     assert_eq!(told(&json!({"question": "q", "answer": "a", "text": "t", "choices": []})), ["text"]);
@@ -455,9 +454,17 @@ fn what_would_be_left_out_is_named() {
         json!({"prompt": [{"role": "user", "content": "x"}], "completion": "y"}),
         json!({"prompt": "x"}),
         json!({"prompt": "x", "answer": "y", "label": "z"}),
+        turns(json!({"role": "assistant", "content": "x", "loss": false})),
+        json!({"messages": [{"role": "user", "content": "x", "loss": false}, {"role": "assistant", "content": "y", "train": 0}]}),
+        json!({"instruction": "x", "context": "y", "response": "z"}),
+        json!({"question": "x", "hint": "y", "answer": "z"}),
+        json!({"messages": "[{\"role\": \"user\"}]"}),
+        json!({"audio": {"array": [0.5], "sampling_rate": 16000}, "caption": "x"}),
+        user(json!([{"type": "image", "source": {"type": "base64", "data": "QQ=="}}])),
+        json!({"images": ["a"], "messages": [{"role": "user", "content": [{"type": "image", "image": "a"}]}]}),
     ];
     let errors: Vec<_> = broken.iter().map(|record| Conversation::parse(record).unwrap_err()).collect();
-    insta::assert_snapshot!(errors.join("\n"), @"
+    insta::assert_snapshot!(errors.join("\n"), @r#"
     `tools` is there, tools are not read
     `messages[0].tool_calls` is there, tools are not read
     `messages[0].weight` is 0, must be 1: every answer carries loss
@@ -476,15 +483,15 @@ fn what_would_be_left_out_is_named() {
     `messages` has media as parts and as marks in texts, must have them one way
     `<image>` stands in an assistant's turn, must stand in a question
     `image`: bytes in text, must be a path, a URL or `data` in base64
-    `image`: an object without `path` or `url`
+    `image`: an object without `path`, `url`, `bytes` or `data`
     `conversations` or `messages` is missing: the record has `caption`
     both `caption` and `text` are there
     `question` is there, but no `answer`
     `answer`: a number, must be text
     both `answer` and `label` are there
-    `choices` stands beside `question`, must be part of it: it would be left out
+    `choices` stands beside `question`, must be part of it: it would be left out (`ignore: [choices]` in the mixture leaves it out)
     1 `<image>` in the turns, but 2 under `image`: must be as many
-    `input` stands beside `question`, must be part of it: it would be left out
+    `input` stands beside `question`, must be part of it: it would be left out (`ignore: [input]` in the mixture leaves it out)
     `history`: text, must be a list of pairs
     `history[0]`: a list, must be a list of a question and its answer
     `texts[1]`: text, must be an object with `user` and `assistant`
@@ -494,5 +501,13 @@ fn what_would_be_left_out_is_named() {
     `completion`: text, must be a list with an answer
     `conversations` or `messages` is missing: the record has `prompt`
     both `answer` and `label` are there
-    ");
+    `messages[0].loss` is false, must not: every answer carries loss
+    `messages[1].train` is 0, must not: every answer carries loss
+    `context` stands beside `instruction`, must be part of it: it would be left out (`ignore: [context]` in the mixture leaves it out)
+    `hint` stands beside `question`, must be part of it: it would be left out (`ignore: [hint]` in the mixture leaves it out)
+    `messages`: text, must be a list of turns; it looks like JSON in a text: parse it before it is written
+    `audio`: decoded sound (`array` and `sampling_rate`) is not read: store the file, for example by `cast_column("audio", Audio(decode=False))` before the dataset is written
+    `messages[0].content[0].source` is not read: give `image`, `image_url`, `url` or `path`
+    1 image in the parts of turns, and 1 more under `image` or `images`: must be in one place
+    "#);
 }

@@ -18,15 +18,19 @@ const HISTORY: &str = "history";
 const INPUT: &str = "input";
 pub(super) const CAPTIONS: [&str; 2] = ["caption", "text"];
 /// Left out, these would change what is asked.
-const PARTS_OF_QUESTIONS: [&str; 3] = [INPUT, "choices", "options"];
+const PARTS_OF_QUESTIONS: [&str; 5] = [INPUT, "choices", "options", "context", "hint"];
 /// Types of parts that are text.
 pub(super) const TEXTS: [&str; 3] = ["text", "input_text", "output_text"];
 /// Fields that say what a part is where it has no `type` (`DashScope`).
 const WITHOUT_TYPE: [&str; 7] = ["text", "image", "image_url", "video", "video_url", "audio", "audio_url"];
+/// Under which other interfaces name a medium.
+const OTHER_NAMES: [&str; 6] = ["source", "data", "file", "file_id", "uri", "src"];
 pub(super) const TOOLS: [&str; 3] = ["tools", "tool_calls", "function_call"];
 /// Of a record without turns, how many fields are named, and how many letters of a name are shown.
 const NAMES_MAX: usize = 6;
 const NAME_LETTERS_MAX: usize = 40;
+/// Fields of a turn that say whether it carries loss, as trainers name them.
+pub(super) const LOSSES: [&str; 3] = ["loss", "train", "training"];
 const TOOL_SPEAKERS: [&str; 6] = ["tool", "function", "function_call", "tool_call", "observation", "ipython"];
 
 /// The turns of the record, media not yet named.
@@ -69,7 +73,9 @@ fn asked(record: &Value, (key, question): (&'static str, &Value)) -> Result<Turn
     let has_input = key == "instruction" && is_there(INPUT);
     let mut parts = PARTS_OF_QUESTIONS.into_iter().filter(|&part| part != INPUT || !has_input);
     if let Some(part) = parts.find(|part| is_there(part)) {
-        return Err(format!("`{part}` stands beside `{key}`, must be part of it: it would be left out"));
+        return Err(format!(
+            "`{part}` stands beside `{key}`, must be part of it: it would be left out (`ignore: [{part}]` in the mixture leaves it out)"
+        ));
     }
     let answer = match only(record, &ANSWERS)? {
         Some(answer) => answer,
@@ -215,8 +221,12 @@ fn system(record: &Value) -> Result<Vec<Said>, String> {
 }
 
 fn listed(record: &Value, key: &str, list: &Value) -> Result<Vec<Said>, String> {
-    let list =
-        list.as_array().ok_or_else(|| format!("`{key}`: {}, must be a list of turns", type_of(list)))?;
+    let list = list.as_array().ok_or_else(|| {
+        let is_packed = list.as_str().is_some_and(|text| text.trim_start().starts_with('['));
+        let mend =
+            if is_packed { "; it looks like JSON in a text: parse it before it is written" } else { "" };
+        format!("`{key}`: {}, must be a list of turns{mend}", type_of(list))
+    })?;
     if list.is_empty() {
         return Err(format!("`{key}` is empty, at least one turn is needed"));
     }
@@ -233,6 +243,12 @@ fn turns_of(key: &str, list: &[Value], has_system: bool) -> Result<Vec<Said>, St
         let place = format!("{key}[{index}]");
         refuse_tools(&format!("{place}."), turn)?;
         let role = role(&place, turn)?;
+        let is_off = |value: &Value| value == false || value.as_f64() == Some(0.0);
+        if role == Role::Assistant
+            && let Some(name) = LOSSES.into_iter().find(|name| field(turn, name).is_some_and(is_off))
+        {
+            return Err(format!("`{place}.{name}` is {}, must not: every answer carries loss", turn[name]));
+        }
         if has_system && role == Role::System {
             return Err(format!("`{place}` is a system turn, and `system` is there too"));
         }
@@ -332,6 +348,12 @@ fn one_part(
     };
     marks_media[0] = true;
     let source = media::of_part(place, part, part_type, kind.as_str())?;
+    if source.is_none()
+        && let Some(name) = OTHER_NAMES.into_iter().find(|name| field(part, name).is_some())
+    {
+        let kind = kind.as_str();
+        return Err(format!("`{place}.{name}` is not read: give `{kind}`, `{kind}_url`, `url` or `path`"));
+    }
     pieces.push(Piece::Placeholder { kind, source });
     Ok(())
 }

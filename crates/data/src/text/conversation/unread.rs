@@ -1,7 +1,7 @@
 //! What a record says beside its conversation.
 
 use super::field;
-use super::turns::{LISTS, PAIRS, TEXTS, TOOLS, is_empty, type_of_part};
+use super::turns::{LISTS, LOSSES, PAIRS, TEXTS, TOOLS, is_empty, type_of_part};
 use crate::source::mixture::MEDIA;
 use crate::source::unread::{UnreadField, is_media_under_its_name, may_be_media, mend, names_media};
 use serde_json::{Map, Value};
@@ -49,6 +49,15 @@ pub(super) fn of_record(record: &Value, read: &[&str], has_no_media: bool) -> Ve
     found.into_iter().map(named).collect()
 }
 
+/// The names of those that turns have.
+pub(super) fn of_turns(unread: &[UnreadField]) -> Vec<String> {
+    let of_turn = |field: &UnreadField| {
+        let name = LISTS.iter().find_map(|list| field.name.strip_prefix(list))?;
+        name.strip_prefix("[].").filter(|name| !name.contains("[]")).map(ToOwned::to_owned)
+    };
+    unread.iter().filter_map(of_turn).collect()
+}
+
 /// `Ok` if no field beside those that are read is one of media by its name and by its value.
 pub(super) fn refuse_media(record: &Value) -> Result<(), String> {
     let mut refused = None;
@@ -91,7 +100,8 @@ fn walk<'r>(record: &'r Value, read: &[&str], tell: &mut impl FnMut(Level, &'r s
         let first = |names: [&'static str; 2]| names.into_iter().find(|name| field(turn, name).is_some());
         let (role, content) = (first(["from", "role"]), first(["value", "content"]));
         each(turn, |name, value| {
-            let is_read = role == Some(name) || content == Some(name) || name == "weight";
+            let is_read =
+                role == Some(name) || content == Some(name) || name == "weight" || LOSSES.contains(&name);
             if !is_read && !TOOLS.contains(&name) {
                 tell(Level::Turn(list), name, value);
             }

@@ -44,7 +44,7 @@ fn tokens_are_those_of_the_whole_text() {
     let tokens = tokenizer.tokenize(&sample, &[&features(3)]).unwrap().expand();
     let text = "<|im_start|>system\nbe calm<|im_end|>\n<|im_start|>user\n<image><image><image>\nwhat is it?\
                 <|im_end|>\n<|im_start|>assistant\nA red cup.<|im_end|>\n";
-    assert_eq!(tokens.input_ids, tokenizer.tokenizer.encode(text, false).unwrap().get_ids());
+    assert_eq!(tokens.input_ids, tokenizer.opened.tokenizer.encode(text, false).unwrap().get_ids());
     let features: Vec<_> =
         tokens.input_ids.iter().zip(&tokens.feature_mask).filter(|(_, m)| **m).map(|(id, _)| *id).collect();
     assert_eq!(features, [3, 3, 3]);
@@ -57,7 +57,7 @@ fn labels_are_the_answers_and_their_ends() {
     let tokens = tokenizer.tokenize(&sample, &[]).unwrap().expand();
     let labelled: Vec<u32> =
         tokens.labels.iter().filter(|&&l| l != NO_LABEL).map(|&l| u32::try_from(l).unwrap()).collect();
-    assert_eq!(tokenizer.tokenizer.decode(&labelled, false).unwrap(), "A cup.<|im_end|><|im_end|>");
+    assert_eq!(tokenizer.opened.tokenizer.decode(&labelled, false).unwrap(), "A cup.<|im_end|><|im_end|>");
     assert!(tokens.labels.iter().zip(&tokens.input_ids).all(|(&l, &id)| l == NO_LABEL || l == i64::from(id)));
     assert_eq!(tokens.label_tokens() as usize, labelled.len());
 }
@@ -70,7 +70,7 @@ fn a_document_is_its_texts_and_media_to_the_end() {
     let document = Conversation::parse(&document).unwrap();
     let tokens = tokenizer.tokenize(&document, &[&features(2)]).unwrap();
     let laid_out = tokens.expand();
-    let decoded = |ids: &[u32]| tokenizer.tokenizer.decode(ids, false).unwrap();
+    let decoded = |ids: &[u32]| tokenizer.opened.tokenizer.decode(ids, false).unwrap();
     assert_eq!(decoded(&laid_out.input_ids), "A cup.<image><image> Two cups.<|im_end|>");
     let labelled: Vec<u32> =
         laid_out.labels.iter().filter(|&&l| l != NO_LABEL).map(|&l| u32::try_from(l).unwrap()).collect();
