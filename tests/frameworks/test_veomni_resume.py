@@ -13,15 +13,20 @@ from veomni_runs import keys_of, run, write_chats, write_tasks
 
 # Two epochs of three steps, with a checkpoint of each.
 GIVEN = {"train.max_steps": 3, "train.num_train_epochs": 2, "train.checkpoint.save_steps": 1}
+WORKER = {"train.dyn_bsz_runtime": "worker", "data.dataloader.num_workers": 1}
 KINDS = {
     "packed": {},
     "fixed": {"train.dyn_bsz": False, "train.global_batch_size": 8, "train.micro_batch_size": 2},
     # A thread goes on behind the last step of an epoch as far as it comes, with dflop or without: of one epoch.
     "thread": {"data.dataloader.use_background_prefetcher": True, "train.num_train_epochs": 1},
-    "worker": {"train.dyn_bsz_runtime": "worker", "data.dataloader.num_workers": 1},
+    "worker": WORKER,
+    # All that there is: one rank's samples end before the other's.
+    "end": {**WORKER, "data.dataloader.drop_last": False, "train.max_steps": 100},
 }
-# In the step before which ranks die: within an epoch, at the end of the first one (where VeOmni begins a loader twice).
-DIES = {"packed": [3, 4], "fixed": [4], "thread": [3], "worker": [3]}
+# In the step before which ranks die: within an epoch, at the end of the first one (where VeOmni begins a loader twice),
+# where a checkpoint says that one rank has no more samples in this epoch (VeOmni counts a step that has none).
+DIES = {"packed": [3, 4], "fixed": [4], "thread": [3], "worker": [3], "end": [8]}
+NUM_STEPS = {"thread": 3, "end": 12}
 
 
 def part(kind, index):
@@ -53,6 +58,9 @@ def found(tmp_path_factory):
         [part("thread", 1), part("worker", 0)],
         [part("worker", 1)],
         [whole("worker")],
+        [whole("end")],
+        [part("end", 0)],
+        [part("end", 1)],
     ):
         found |= run(folder, *together)[0]
     return found
@@ -73,10 +81,10 @@ def test_steps_are_those_of_a_run_that_nobody_kills(kind, found):
     """Each sample in the same step, once; and samples that are read for a step are trained in it."""
     ranks = found[f"whole_{kind}"]
     steps = [keys_of(ranks, step) for step in range(len(ranks[0]["steps"]))]
-    assert len(steps) == (3 if kind == "thread" else 6)
+    assert len(steps) == NUM_STEPS.get(kind, 6)
     assert steps_of(found, kind) == steps
     # Samples of an epoch are drawn without one twice.
-    of_epoch = [sample for step in steps[:3] for sample in step]
+    of_epoch = [sample for step in steps[: len(steps) // (1 if kind == "thread" else 2)] for sample in step]
     assert len(set(of_epoch)) == len(of_epoch)
 
 

@@ -17,6 +17,7 @@ import runpy
 import signal
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -95,12 +96,20 @@ def products_of_experts(a, b, c, cumsum_K, max_K, **_):  # noqa: N803
 
 def lists_to_all(found, sent, group=None, async_op=False):
     """All-to-all of lists, which gloo lacks."""
-    shapes = [one.shape for one in found]
+    sizes = [[one.numel() for one in many] for many in (found, sent)]
     joined = torch.cat([one.reshape(-1) for one in sent])
-    arrived = torch.empty_like(joined)
-    torch.distributed.all_to_all_single(arrived, joined, group=group)
-    for one, part, shape in zip(found, arrived.split([s.numel() for s in shapes]), shapes, strict=True):
-        one.copy_(part.view(shape))
+    arrived = joined.new_empty(sum(sizes[0]))
+    torch.distributed.all_to_all_single(arrived, joined, *sizes, group=group)
+    for one, part in zip(found, arrived.split(sizes[0]), strict=True):
+        one.copy_(part.view_as(one))
+
+
+GATHER = torch.distributed.all_gather_into_tensor
+
+
+def gather_flat(found, sent, *given, **more):
+    """Gloo takes no axis of ranks."""
+    return GATHER(found.view(-1), sent.reshape(-1), *given, **more)
 
 
 def on_a_cpu():
@@ -120,6 +129,7 @@ def on_a_cpu():
     kernel_registry.HardwareRequirement.is_satisfied = lambda *_: True
     moe.is_fused_moe_available = lambda: True
     torch.distributed.all_to_all = lists_to_all
+    torch.distributed.all_gather_into_tensor = gather_flat
     base = veomni.trainer.base
     base.get_dist_comm_backend = lambda: "gloo"
     for module in (base, veomni.trainer.vlm_trainer, veomni.trainer.text_trainer):
@@ -136,7 +146,14 @@ def on_a_cpu():
     torch.cpu.memory_stats = lambda *_: dict.fromkeys(("num_alloc_retries", "allocated_bytes.all.peak"), 0)
     # Adam divides gradients by their size, and so hides errors of small ones.
     for module in (base, veomni.trainer.vlm_trainer):
-        module.build_optimizer = lambda model, lr, **_: torch.optim.SGD(model.parameters(), lr)
+        module.build_optimizer = partial(plain_descent, module.build_optimizer)
+
+
+def plain_descent(theirs, model, lr, **given):
+    if get_parallel_state().ep_enabled:
+        # There it notes for the norm of gradients which experts are apart.
+        theirs(model, lr=lr, **{**given, "fused": False})
+    return torch.optim.SGD(model.parameters(), lr)
 
 
 @PREPROCESSOR_REGISTRY.register("chats")
