@@ -48,7 +48,7 @@ class Spread:
         # VeOmni's own: all ranks share the encoder's work.
         self._is_shared = bool(getattr(trainer.model.config, "encoder_data_balance", False))
         self.is_shared_sample = bool(state.sp_enabled)
-        self._meets = _meets(state)
+        self._meets: Meets = _meets(state)
         self._seed, self.rank, self._num_ranks = args.train.seed, state.dp_rank, state.dp_size
         self._max_tokens = _limit(args)
         # Loading in a thread talks while the model does: by sockets, and in a group of its own.
