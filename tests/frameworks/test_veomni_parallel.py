@@ -26,6 +26,8 @@ KINDS = {
     "replicas": (2, 1, {"train.accelerator.dp_replicate_size": 2, "train.accelerator.dp_shard_size": 1}),
     "ulysses": (4, 2, {**FLASH, "train.accelerator.ulysses_size": 2}),
     "experts": (2, 1, EXPERTS),
+    # No model of this version reads it: dflop makes the encoder's work even.
+    "encoder": (2, 1, {**EXPERTS, "model.encoder_data_balance": True}),
     "lora": (2, 1, {"model.lora_config": OF_LINEAR}),
     # An adapter of each expert, and one that all experts of a layer share.
     "lora_each": (2, 1, {**EXPERTS, "model.lora_config": OF_EXPERTS}),
@@ -34,7 +36,7 @@ KINDS = {
     "apart": (2, 1, {**EXPERTS, **FUSED}),
 }
 # Adapters are drawn by VeOmni itself.
-OF_ONE_PROCESS = ("hsdp", "replicas", "ulysses", "experts", "apart")
+OF_ONE_PROCESS = ("hsdp", "replicas", "ulysses", "experts", "encoder", "apart")
 
 
 def case(kind, *, is_ours):

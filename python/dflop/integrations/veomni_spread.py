@@ -45,8 +45,7 @@ class Spread:
             for mask, kind in _MASKS.items()
         }
         warn_of_unknown(model)
-        # VeOmni's own: all ranks share the encoder's work.
-        self._is_shared = bool(getattr(trainer.model.config, "encoder_data_balance", False))
+        self._is_shared = _shares_encoder(trainer.model)
         self.is_shared_sample = bool(state.sp_enabled)
         self._meets: Meets = _meets(state)
         self._seed, self.rank, self._num_ranks = args.train.seed, state.dp_rank, state.dp_size
@@ -117,6 +116,14 @@ class Spread:
     def _encoder(self, row: Row) -> float:
         """Encoder tokens of a sample."""
         return sum(count * float(row[mask].sum()) for mask, count in self._media.items() if mask in row)
+
+
+def _shares_encoder(model: Any) -> bool:
+    """Whether VeOmni itself lets all ranks share the encoder's work.
+
+    `encoder_data_balance` of a configuration does not say it: models for transformers 5 do not read that.
+    """
+    return any(getattr(module, "encoder_data_balance", None) is not None for module in model.modules())
 
 
 def _meets(state: Any) -> Meets:
