@@ -6,29 +6,19 @@ The one process is transformers' own model on each sample alone. `veomni_rank.py
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tiny_vision
 import torch
+from veomni_runs import TASK, key, run, samples_of, write_chats, write_tasks
 
 pytest.importorskip("veomni", reason="VeOmni is not installed: `make test-frameworks`")
 PAGE = Path(__file__).resolve().parents[2] / "docs/frameworks.md"
 TOLERANCE = 1e-5
 COUNT = 40
 CAP = 300
-TASK = """from veomni.arguments import parse_args
-from veomni.trainer.{module} import {trainer}, {arguments}
-
-if __name__ == "__main__":
-    {trainer}(parse_args({arguments})).train()
-"""
 FIXED = {"train.dyn_bsz": False, "train.global_batch_size": 8}
 TEXT = {
     "script": "train_text.py",
@@ -64,83 +54,12 @@ def case(kind, *, is_ours, **more):
     return {"name": name, "is_ours": is_ours, **KINDS.get(kind, {}), **more}
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def run(folder, *cases, num_ranks=2, passes=True):
-    """Ranks of VeOmni that run some cases one after the other; of each case what every rank found."""
-    # One for each case: a rank that is late would find the store of the case before.
-    cases = [{**one, "port": free_port()} for one in cases]
-    environment = {**os.environ, "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
-    environment |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("veomni_rank.py")),
-        str(folder),
-        json.dumps(cases),
-    ]
-    # Files, as pipes are full before the first rank has ended: VeOmni says much.
-    logs = [folder / f"{cases[0]['name']}.{rank}.log" for rank in range(num_ranks)]
-    started = []
-    for rank, log in enumerate(logs):
-        with log.open("w") as file:
-            of_rank = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            started.append(subprocess.Popen(command, env=of_rank, stdout=file, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(timeout=550) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    said = [log.read_text() for log in logs]
-    if not passes:
-        assert any(codes)
-        return "\n".join(said)
-    assert codes == [0] * num_ranks, "\n".join(one[-4000:] for one in said)
-    found = {
-        one["name"]: [torch.load(folder / f"{one['name']}.{rank}") for rank in range(num_ranks)]
-        for one in cases
-    }
-    return found, "\n".join(said)
-
-
-def name_as_in_module(directory):
-    """Weights by the names of today's module: of older ones VeOmni draws others, and says so in its log alone."""
-    from safetensors.torch import save_file
-    from transformers import Qwen2_5_VLForConditionalGeneration
-
-    weights = Qwen2_5_VLForConditionalGeneration.from_pretrained(directory).state_dict()
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("veomni")
-    tiny_vision.write_model(folder / "model")
-    name_as_in_module(folder / "model")
+    write_chats(folder, COUNT)
     tiny_vision.write_text_model(folder / "text")
-    chats = tiny_vision.chats(folder / "pictures", COUNT)
-    rows = []
-    for question, answer, pictures in chats:
-        turns = [("user", question, len(pictures)), ("assistant", answer, 0)]
-        turns = [{"role": role, "text": text, "num_pictures": count} for role, text, count in turns]
-        rows.append({"conversations": turns, "images": pictures})
-    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    texts = [{"text": f"{question} {answer}"} for question, answer, _ in chats]
-    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
-    for module, trainer, arguments in (
-        ("vlm_trainer", "VLMTrainer", "VeOmniVLMArguments"),
-        ("text_trainer", "TextTrainer", "VeOmniArguments"),
-    ):
-        task = TASK.format(module=module, trainer=trainer, arguments=arguments)
-        (folder / f"train_{module.partition('_')[0]}.py").write_text(task)
+    write_tasks(folder)
     return folder
 
 
@@ -156,15 +75,6 @@ def both(folder):
     for kind, given in (("end", END), ("epochs", EPOCHS)):
         found |= run(folder, case(kind, is_ours=True, given=given))[0]
     return found
-
-
-def samples_of(rank, step):
-    return [sample for batch in rank["steps"][step] for sample in batch]
-
-
-def key(sample):
-    """What tells samples apart."""
-    return (*sample["input_ids"].tolist(), *sample["labels"][1:].tolist())
 
 
 def length(batch):

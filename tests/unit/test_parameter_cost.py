@@ -124,6 +124,32 @@ def test_of_experts_those_count_that_a_token_reads():
     assert 0 < text.num_experts_per_tok < text.num_experts
 
 
+def test_experts_whose_weights_adapters_hold_cost_what_they_cost():
+    """As VeOmni's LoRA has them: each weight in a module beside its adapter, of as many experts."""
+    model = make("qwen3_vl_moe")
+    before = cost_of_parameters(model)
+    share = model.config.text_config.num_experts_per_tok / model.config.text_config.num_experts
+    adapters = 0
+    for layer in model.get_decoder().layers:
+        experts = layer.mlp.experts
+        taken = torch.nn.Module()
+        taken.num_experts = experts.num_experts
+        for name, weight in list(experts.named_parameters(recurse=False)):
+            held = torch.nn.Module()
+            held.base_layer, held.lora_A = torch.nn.Module(), torch.nn.ModuleDict()
+            held.base_layer.weight = weight
+            held.lora_A["default"] = torch.nn.Module()
+            held.lora_A["default"].weight = torch.nn.Parameter(
+                torch.zeros(experts.num_experts, 2, weight.shape[2])
+            )
+            adapters += held.lora_A["default"].weight.numel()
+            taken.add_module(name, held)
+        layer.mlp.experts = taken
+    found = cost_of_parameters(model)
+    assert adapters > 0
+    assert found.llm_token == pytest.approx(before.llm_token + 6 * adapters * share)
+
+
 def test_gemma_4_e2b_costs_what_its_published_sizes_say():
     """Tables of embeddings cost nothing, layers that read keys of others have none; sounds have an encoder of their own."""
     width, mlp, layers, shared, heads, vocabulary, own = 1536, 6144, 35, 20, 8, 262_144, 256

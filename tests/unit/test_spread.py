@@ -16,7 +16,8 @@ import torch
 from dflop import ScheduleError
 from dflop.integrations.read_rows import ReadRows
 from dflop.integrations.spread import even_buckets
-from dflop.integrations.veomni import _as_read, _BalancedLoader, _check, _limit, _Microbatch
+from dflop.integrations.veomni import _BalancedLoader, _check, _Microbatch
+from dflop.integrations.veomni_spread import _as_read, _limit, _meets, _shares_encoder
 
 
 def drawn(count, seed=0):
@@ -99,7 +100,7 @@ def loader_of_veomni():
     """Dflop's in its place, before it knows a model or ranks."""
     found = _BalancedLoader.__new__(_BalancedLoader)
     found._theirs = Loader()
-    found._has_ended = found._was_ended = False
+    found._has_ended = found._was_ended = found._is_loaded = False
     found._spread = SimpleNamespace(begin=lambda: None)
     found._balanced = list
     return found
@@ -151,6 +152,34 @@ def test_the_limit_of_a_microbatch_is_that_of_veomni(given, limit):
     train |= {"dyn_bsz_physical_overflow_ratio": 1.5, **given}
     args = SimpleNamespace(train=SimpleNamespace(**train), data=SimpleNamespace(max_seq_len=150))
     assert _limit(args) == limit
+
+
+@pytest.mark.parametrize(
+    ("given", "meets"),
+    [
+        ({}, "phase"),
+        ({"dp_mode": "ddp"}, "step"),
+        # Replicas of a whole model add up their gradients behind the last microbatch.
+        ({"dp_shard_size": 1}, "step"),
+        # HSDP: those of a shard meet in each layer.
+        ({"dp_shard_size": 2}, "phase"),
+        ({"dp_shard_size": 1, "any_extra_parallel_enabled": True}, "phase"),
+    ],
+)
+def test_ranks_of_veomni_wait_for_those_that_hold_other_parts_of_the_model(given, meets):
+    state = {"dp_mode": "fsdp2", "dp_shard_size": 4, "any_extra_parallel_enabled": False, **given}
+    assert _meets(SimpleNamespace(**state)) == meets
+
+
+def test_an_encoder_is_shared_where_the_model_does_it():
+    """A configuration that asks for it is not enough: VeOmni 0.1.12 has no model that reads it."""
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    model.config = SimpleNamespace(encoder_data_balance=True)
+    assert not _shares_encoder(model)
+    model[0].encoder_data_balance = None
+    assert not _shares_encoder(model)
+    model[0].encoder_data_balance = object()
+    assert _shares_encoder(model)
 
 
 def test_microbatches_of_veomni_can_be_kept_as_they_were_read():

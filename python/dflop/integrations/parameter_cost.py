@@ -89,7 +89,7 @@ def cost_of_parameters(model: nn.Module, *, is_trained: bool = True) -> Paramete
     of_llm = {id(module) for part in parts for module in part.modules()}
     of_llm -= {id(module) for tower in towers_inside(decoder) for module in tower.modules()}
     share = _share_of_experts(decoder.config)
-    if share < 1 and not any(_is_experts(module) for module in decoder.modules()):
+    if share < 1 and all(next(_experts(module), None) is None for module in decoder.modules()):
         name = type(whole).__name__
         message = (
             f"`{name}` has experts that are not side by side in one parameter, as transformers 5 has them"
@@ -175,10 +175,8 @@ def _maps(module: nn.Module, share: float) -> Iterator[tuple[torch.Tensor, float
     if isinstance(module, _CONVOLUTIONS):
         yield module.weight, float(module.weight.numel())
         return
-    if _is_experts(module):
-        for weight in module.parameters(recurse=False):
-            if weight.dim() == 3:
-                yield weight, weight.numel() * share
+    for weight in _experts(module):
+        yield weight, weight.numel() * share
 
 
 def _replaced(whole: nn.Module) -> set[int]:
@@ -198,10 +196,18 @@ def _that_draws(whole: nn.Module) -> set[int]:
     return found
 
 
-def _is_experts(module: nn.Module) -> bool:
-    """Whether it holds experts side by side; a table of positions has three axes too, and no such name."""
-    has_number = any(hasattr(module, name) for name in _NUM_EXPERTS)
-    return has_number and any(weight.dim() == 3 for weight in module.parameters(recurse=False))
+def _experts(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Weights of experts side by side in it; a table of positions has three axes too, and no such name."""
+    if not any(hasattr(module, name) for name in _NUM_EXPERTS):
+        return
+    # Adapters of VeOmni take the weights over: each into a module with its `lora_A`.
+    taken = [child for child in module.children() if hasattr(child, "lora_A")]
+    for weight in (
+        *module.parameters(recurse=False),
+        *(one for child in taken for one in child.parameters()),
+    ):
+        if weight.dim() == 3:
+            yield weight
 
 
 def _share_of_experts(config: Any) -> float:

@@ -11,7 +11,6 @@ of a step. A rank keeps its number of microbatches, and a microbatch its limit o
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import runpy
 import sys
@@ -22,28 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
 
-from dflop._native import ScheduleError
-from dflop.integrations.parameter_cost import cost_of_parameters
 from dflop.integrations.read_rows import ReadRows
-from dflop.integrations.row_costs import ids_of_media, media_tokens, warn_of_unknown
-from dflop.integrations.spread import Parts, even_buckets
-from dflop.models.sums import Sums
+from dflop.integrations.veomni_spread import Spread, shortest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dflop.data.split import Meets
     from dflop.integrations.sent_rows import Row
 
 _TRIED = "0.1.12"
 _CPU = torch.device("cpu")
 _IGNORED = -100
 """A label that is not learnt from."""
-
-_MASKS = {"image_mask": "image", "video_mask": "video", "audio_mask": "audio"}
-"""Where a sample of VeOmni says which of its tokens stand for a medium: their ids are 0 by then."""
 
 _OF_MICROBATCH = {
     "output_router_logits": "the router's loss",
@@ -146,9 +136,11 @@ class _BalancedLoader:
         self._theirs = trainer.train_dataloader
         self._collate = _left_for_later(self._theirs)
         self._is_classification = trainer.args.data.data_type == "classification"
-        self._spread = _Spread(trainer, state)
+        self._spread = Spread(trainer, state)
         # In this epoch, and in the state that the next one begins with.
         self._has_ended = self._was_ended = False
+        # A state was loaded, and no iteration has begun since.
+        self._is_loaded = False
         self._pins = torch.cuda.is_available() and trainer.args.data.dataloader.pin_memory
 
     def __getattr__(self, name: str) -> Any:
@@ -166,8 +158,11 @@ class _BalancedLoader:
         self._spread.begin()
         # A state that was loaded may be of a rank whose samples had ended: it would read them again.
         self._has_ended, self._was_ended = self._was_ended, False
-        theirs = iter(()) if self._has_ended else iter(self._theirs)
-        return _Steps(theirs, self._balanced, self._end)
+        if not self._is_loaded:
+            _begin_anew(self._theirs)
+        self._is_loaded = False
+        theirs = iter(self._theirs)
+        return _Steps(iter(()) if self._has_ended else theirs, self._balanced, self._end)
 
     def _end(self) -> None:
         self._has_ended = True
@@ -183,7 +178,7 @@ class _BalancedLoader:
         Args:
             state: of `state_dict`, or of VeOmni's own loader.
         """
-        self._was_ended = bool(state.get(_ENDED, False))
+        self._was_ended, self._is_loaded = bool(state.get(_ENDED, False)), True
         self._theirs.load_state_dict({name: value for name, value in state.items() if name != _ENDED})
 
     def _balanced(self, step: list[_Microbatch]) -> list[Any]:
@@ -194,7 +189,7 @@ class _BalancedLoader:
             return []
         rows = [row for batch in read for row in batch]
         held = [mine for _, mine, _ in parts.of_rank(rows, self._spread.rank, _CPU)]
-        copies = parts.copies(rows, self._spread.rank, _CPU, _shortest(rows))
+        copies = parts.copies(rows, self._spread.rank, _CPU, shortest(rows))
         # A sample that another microbatch trains fills an empty one: ranks meet, and nothing is learnt.
         found = [
             self._collated(mine) if mine else self._collated([copies.pop()], is_learnt=False) for mine in held
@@ -243,6 +238,17 @@ class _Steps:
         return found
 
 
+def _begin_anew(loader: Any) -> None:
+    """Forgets where a sampler was to go on, if nobody read there.
+
+    At the end of an epoch VeOmni loads a state and begins the next epoch: torchdata would leave out as many
+    samples of it as were read before.
+    """
+    sampler: Any = getattr(getattr(loader, "_dataloader", loader), "sampler", None)
+    if getattr(sampler, "next_yielded", None) is not None:
+        sampler.next_yielded = None
+
+
 def _left_for_later(loader: Any) -> Callable[[Sequence[Row]], Any]:
     """Puts samples in the place of collated microbatches, wherever VeOmni collates; gives its collation."""
     for place, name in (
@@ -261,11 +267,6 @@ def _left_for_later(loader: Any) -> Callable[[Sequence[Row]], Any]:
     raise RuntimeError(message)
 
 
-def _shortest(rows: Sequence[Row]) -> int:
-    """Which of some samples costs least."""
-    return min(range(len(rows)), key=lambda at: _length(rows[at]), default=0)
-
-
 def _of_learnt(row: Row) -> Row:
     """A sample without its first label: no token stands before it, and VeOmni counts some of these."""
     if "labels" not in row:
@@ -273,136 +274,6 @@ def _of_learnt(row: Row) -> Row:
     labels = row["labels"].clone()
     labels[..., :1] = _IGNORED
     return {**row, "labels": labels}
-
-
-class _Spread:
-    """Who computes which samples of a step."""
-
-    def __init__(self, trainer: Any, state: Any) -> None:
-        args = trainer.args
-        # Of an omni model the thinker trains.
-        model = getattr(trainer.model, "thinker", trainer.model)
-        self._cost = cost_of_parameters(model)
-        media = media_tokens(model, self._cost)
-        config = model.config
-        self._media = {
-            mask: max((media.get(token, 0.0) for token in ids_of_media(config, kind)), default=0.0)
-            for mask, kind in _MASKS.items()
-        }
-        warn_of_unknown(model)
-        # VeOmni's own: all ranks share the encoder's work.
-        self._is_shared = bool(getattr(trainer.model.config, "encoder_data_balance", False))
-        self.is_shared_sample = bool(state.sp_enabled)
-        self._meets: Meets = "step" if state.dp_mode == "ddp" else "phase"
-        self._seed, self.rank, self._num_ranks = args.train.seed, state.dp_rank, state.dp_size
-        self._max_tokens = _limit(args)
-        # Loading in a thread talks while the model does: by sockets, and in a group of its own.
-        self._is_beside = args.data.dataloader.use_background_prefetcher
-        self._ranks = self._group = state.dp_group
-        self._device = _CPU if self._is_beside else trainer.device
-        self._is_told = False
-
-    def begin(self) -> None:
-        """Lets no thread of an epoch before meet those of this one; each rank of the run calls it."""
-        if self._is_beside:
-            self._group = _by_sockets(self._ranks)
-
-    def split(self, read: Sequence[Sequence[Row]]) -> Parts:
-        """Who computes which samples of all ranks; each of the group calls it.
-
-        Args:
-            read: samples of each microbatch that this rank has read.
-
-        Returns:
-            Equal on all ranks.
-        """
-        sums = Sums(self._group)
-        rows = [row for batch in read for row in batch]
-        fullest = max((sum(_length(row) for row in batch) for batch in read), default=0)
-        head = torch.tensor([[len(rows), len(read), fullest]], dtype=torch.float64, device=self._device)
-        counts, numbers, most = sums.gather(head).long().cpu().T.tolist()
-        if not any(counts):
-            return Parts([], counts, self._device, self._group)
-        mine = torch.zeros(max(counts), 4, dtype=torch.float64)
-        if rows:
-            sizes = [(*self._cost((self._encoder(row), _length(row))), _length(row)) for row in rows]
-            mine[: len(rows), :3] = torch.tensor(sizes, dtype=torch.float64)
-            places = [place for place, batch in enumerate(read) for _ in batch]
-            mine[: len(rows), 3] = torch.tensor(places, dtype=torch.float64)
-        gathered = sums.gather(mine.to(self._device)).cpu().view(self._num_ranks, -1, 4)
-        found = [gathered[rank, :count] for rank, count in enumerate(counts)]
-        buckets = self._buckets(torch.cat(found), max(numbers), max(most))
-        if buckets is None:
-            buckets = _as_read(found, max(numbers))
-        return Parts(buckets, counts, self._device, self._group)
-
-    def _buckets(self, sizes: torch.Tensor, num_microbatches: int, fullest: int) -> list[list[int]] | None:
-        """Samples of each microbatch; None where none was found within the limit on tokens."""
-        num_buckets = self._num_ranks * num_microbatches
-        if self._is_shared:
-            sizes[:, 0] = 0
-        # VeOmni's own may be fuller: of one long sample, or where it counts samples.
-        limit = max(self._max_tokens or 0, fullest)
-        pairs, tokens = sizes[:, :2].tolist(), sizes[:, 2].long().tolist()
-        ranks = self._num_ranks
-        try:
-            return even_buckets(
-                pairs, ranks, num_buckets, self._meets, self._seed, tokens=tokens, max_tokens=limit
-            )
-        except ScheduleError:
-            if not self._is_told:
-                self._is_told = True
-                warnings.warn(
-                    f"no {num_buckets} balanced microbatches of at most {limit} tokens were found for "
-                    f"{len(sizes)} samples: VeOmni's own are taken, here and wherever that happens",
-                    stacklevel=2,
-                )
-            return None
-
-    def _encoder(self, row: Row) -> float:
-        """Encoder tokens of a sample."""
-        return sum(count * float(row[mask].sum()) for mask, count in self._media.items() if mask in row)
-
-
-def _as_read(found: Sequence[torch.Tensor], num_microbatches: int) -> list[list[int]]:
-    """VeOmni's own microbatches: the first of each rank, then the second, ..."""
-    num_ranks = len(found)
-    buckets: list[list[int]] = [[] for _ in range(num_ranks * num_microbatches)]
-    sample = 0
-    for rank, sizes in enumerate(found):
-        for place in sizes[:, 3].long().tolist():
-            buckets[place * num_ranks + rank].append(sample)
-            sample += 1
-    return buckets
-
-
-def _length(row: Row) -> int:
-    return int(row["input_ids"].shape[-1])
-
-
-def _limit(args: Any) -> int | None:
-    """Tokens that VeOmni lets a microbatch have; None: it counts samples."""
-    train = args.train
-    if not train.dyn_bsz:
-        return None
-    limit = train.micro_batch_size * args.data.max_seq_len
-    # Then it counts those that are learnt from, and has another limit on all.
-    if train.dyn_bsz_count_mode == "effective":
-        limit = math.ceil(limit * train.dyn_bsz_physical_overflow_ratio)
-    return min(limit, train.pad_to_length) if train.pad_to_length else limit
-
-
-def _by_sockets(group: Any) -> Any:
-    """A group of the same ranks that talks through the host; every rank of the run calls it."""
-    mine = distributed.get_process_group_ranks(group)
-    of_all: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(of_all, mine)
-    found = None
-    for ranks in sorted({tuple(one) for one in of_all}):
-        made = distributed.new_group(list(ranks), backend="gloo")
-        if list(ranks) == mine:
-            found = made
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,178 @@
+"""Who computes which samples of a step of VeOmni's: even encoder and LLM work within its limit on tokens.
+
+samples of each rank -> costs of all, gathered -> microbatches of all ranks -> the samples travel (Parts)
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+from dflop._native import ScheduleError
+from dflop.integrations.parameter_cost import cost_of_parameters
+from dflop.integrations.row_costs import ids_of_media, media_tokens, warn_of_unknown
+from dflop.integrations.spread import Parts, even_buckets
+from dflop.models.sums import Sums
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dflop.data.split import Meets
+    from dflop.integrations.sent_rows import Row
+
+_CPU = torch.device("cpu")
+
+_MASKS = {"image_mask": "image", "video_mask": "video", "audio_mask": "audio"}
+"""Where a sample of VeOmni says which of its tokens stand for a medium: their ids are 0 by then."""
+
+
+class Spread:
+    """Who computes which samples of a step."""
+
+    def __init__(self, trainer: Any, state: Any) -> None:
+        args = trainer.args
+        # Of an omni model the thinker trains.
+        model = getattr(trainer.model, "thinker", trainer.model)
+        self._cost = cost_of_parameters(model)
+        media = media_tokens(model, self._cost)
+        config = model.config
+        self._media = {
+            mask: max((media.get(token, 0.0) for token in ids_of_media(config, kind)), default=0.0)
+            for mask, kind in _MASKS.items()
+        }
+        warn_of_unknown(model)
+        self._is_shared = _shares_encoder(trainer.model)
+        self.is_shared_sample = bool(state.sp_enabled)
+        self._meets: Meets = _meets(state)
+        self._seed, self.rank, self._num_ranks = args.train.seed, state.dp_rank, state.dp_size
+        self._max_tokens = _limit(args)
+        # Loading in a thread talks while the model does: by sockets, and in a group of its own.
+        self._is_beside = args.data.dataloader.use_background_prefetcher
+        self._ranks = self._group = state.dp_group
+        self._device = _CPU if self._is_beside else trainer.device
+        self._is_told = False
+
+    def begin(self) -> None:
+        """Lets no thread of an epoch before meet those of this one; each rank of the run calls it."""
+        if self._is_beside:
+            self._group = _by_sockets(self._ranks)
+
+    def split(self, read: Sequence[Sequence[Row]]) -> Parts:
+        """Who computes which samples of all ranks; each of the group calls it.
+
+        Args:
+            read: samples of each microbatch that this rank has read.
+
+        Returns:
+            Equal on all ranks.
+        """
+        sums = Sums(self._group)
+        rows = [row for batch in read for row in batch]
+        fullest = max((sum(_length(row) for row in batch) for batch in read), default=0)
+        head = torch.tensor([[len(rows), len(read), fullest]], dtype=torch.float64, device=self._device)
+        counts, numbers, most = sums.gather(head).long().cpu().T.tolist()
+        if not any(counts):
+            return Parts([], counts, self._device, self._group)
+        mine = torch.zeros(max(counts), 4, dtype=torch.float64)
+        if rows:
+            sizes = [(*self._cost((self._encoder(row), _length(row))), _length(row)) for row in rows]
+            mine[: len(rows), :3] = torch.tensor(sizes, dtype=torch.float64)
+            places = [place for place, batch in enumerate(read) for _ in batch]
+            mine[: len(rows), 3] = torch.tensor(places, dtype=torch.float64)
+        gathered = sums.gather(mine.to(self._device)).cpu().view(self._num_ranks, -1, 4)
+        found = [gathered[rank, :count] for rank, count in enumerate(counts)]
+        buckets = self._buckets(torch.cat(found), max(numbers), max(most))
+        if buckets is None:
+            buckets = _as_read(found, max(numbers))
+        return Parts(buckets, counts, self._device, self._group)
+
+    def _buckets(self, sizes: torch.Tensor, num_microbatches: int, fullest: int) -> list[list[int]] | None:
+        """Samples of each microbatch; None where none was found within the limit on tokens."""
+        num_buckets = self._num_ranks * num_microbatches
+        if self._is_shared:
+            sizes[:, 0] = 0
+        # VeOmni's own may be fuller: of one long sample, or where it counts samples.
+        limit = max(self._max_tokens or 0, fullest)
+        pairs, tokens = sizes[:, :2].tolist(), sizes[:, 2].long().tolist()
+        ranks = self._num_ranks
+        try:
+            return even_buckets(
+                pairs, ranks, num_buckets, self._meets, self._seed, tokens=tokens, max_tokens=limit
+            )
+        except ScheduleError:
+            if not self._is_told:
+                self._is_told = True
+                warnings.warn(
+                    f"no {num_buckets} balanced microbatches of at most {limit} tokens were found for "
+                    f"{len(sizes)} samples: VeOmni's own are taken, here and wherever that happens",
+                    stacklevel=2,
+                )
+            return None
+
+    def _encoder(self, row: Row) -> float:
+        """Encoder tokens of a sample."""
+        return sum(count * float(row[mask].sum()) for mask, count in self._media.items() if mask in row)
+
+
+def _shares_encoder(model: Any) -> bool:
+    """Whether VeOmni itself lets all ranks share the encoder's work.
+
+    `encoder_data_balance` of a configuration does not say it: models for transformers 5 do not read that.
+    """
+    return any(getattr(module, "encoder_data_balance", None) is not None for module in model.modules())
+
+
+def _meets(state: Any) -> Meets:
+    """What data-parallel ranks wait for: those with parts of a model wait for each other in every layer."""
+    holds_all = state.dp_mode == "ddp" or state.dp_shard_size == 1
+    return "step" if holds_all and not state.any_extra_parallel_enabled else "phase"
+
+
+def _as_read(found: Sequence[torch.Tensor], num_microbatches: int) -> list[list[int]]:
+    """VeOmni's own microbatches: the first of each rank, then the second, ..."""
+    num_ranks = len(found)
+    buckets: list[list[int]] = [[] for _ in range(num_ranks * num_microbatches)]
+    sample = 0
+    for rank, sizes in enumerate(found):
+        for place in sizes[:, 3].long().tolist():
+            buckets[place * num_ranks + rank].append(sample)
+            sample += 1
+    return buckets
+
+
+def _length(row: Row) -> int:
+    return int(row["input_ids"].shape[-1])
+
+
+def _limit(args: Any) -> int | None:
+    """Tokens that VeOmni lets a microbatch have; None: it counts samples."""
+    train = args.train
+    if not train.dyn_bsz:
+        return None
+    limit = train.micro_batch_size * args.data.max_seq_len
+    # Then it counts those that are learnt from, and has another limit on all.
+    if train.dyn_bsz_count_mode == "effective":
+        limit = math.ceil(limit * train.dyn_bsz_physical_overflow_ratio)
+    return min(limit, train.pad_to_length) if train.pad_to_length else limit
+
+
+def _by_sockets(group: Any) -> Any:
+    """A group of the same ranks that talks through the host; every rank of the run calls it."""
+    mine = distributed.get_process_group_ranks(group)
+    of_all: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(of_all, mine)
+    found = None
+    for ranks in sorted({tuple(one) for one in of_all}):
+        made = distributed.new_group(list(ranks), backend="gloo")
+        if list(ranks) == mine:
+            found = made
+    return found
+
+
+def shortest(rows: Sequence[Row]) -> int:
+    """Which of some samples costs least."""
+    return min(range(len(rows)), key=lambda at: _length(rows[at]), default=0)
