@@ -15,8 +15,9 @@ import torch
 
 from dflop import ScheduleError
 from dflop.integrations.read_rows import ReadRows
+from dflop.integrations.read_spread import as_read
 from dflop.integrations.spread import even_buckets
-from dflop.integrations.veomni import _as_read, _BalancedLoader, _check, _limit, _Microbatch
+from dflop.integrations.veomni import _BalancedLoader, _check, _limit, _Microbatch
 
 
 def drawn(count, seed=0):
@@ -153,10 +154,9 @@ def test_the_limit_of_a_microbatch_is_that_of_veomni(given, limit):
     assert _limit(args) == limit
 
 
-def test_microbatches_of_veomni_can_be_kept_as_they_were_read():
-    """The first of each rank, then the second; the last column is which of its own."""
-    of_ranks = [torch.tensor([[0, 0, 0, place] for place in places]) for places in ([0, 0, 1], [0, 1])]
-    assert _as_read(of_ranks, 2) == [[0, 1], [3], [2], [4]]
+def test_microbatches_can_be_kept_as_they_were_read():
+    """The first of each rank, then the second."""
+    assert as_read([[0, 0, 1], [0, 1]], 2) == [[0, 1], [3], [2], [4]]
 
 
 @pytest.mark.parametrize("field", ["output_router_logits", "dsa_indexer_loss_coef"])
