@@ -118,19 +118,19 @@ def _record_hf():
     from lmms_engine.train.hf.trainer import Trainer
     from lmms_engine.train.runner import TrainRunner
 
-    loss, save = Trainer.compute_loss, TrainRunner.safe_save_model_for_hf_trainer
+    step = Trainer.training_step
 
-    def compute_loss(trainer, model, inputs, **named):
+    def training_step(trainer, model, inputs, *given):
         weight = float(bool((inputs["labels"] != -100).any()))
         BATCHES.append((trainer.state.global_step, samples(inputs), weight))
-        return loss(trainer, model, inputs, **named)
+        return step(trainer, model, inputs, *given)
 
-    def safe_save(runner, trainer, output_dir):
+    # lmms-engine 0.1.4 asks for a setting here that it does not have, and ends.
+    def safe_save(_, trainer, output_dir):
         STATES.append({name: one.clone() for name, one in trainer.model.state_dict().items()})
         LOGGED.extend({"train/loss": one["loss"]} for one in trainer.state.log_history if "loss" in one)
-        return save(runner, trainer, output_dir)
 
-    Trainer.compute_loss, TrainRunner.safe_save_model_for_hf_trainer = compute_loss, safe_save
+    Trainer.training_step, TrainRunner.safe_save_model_for_hf_trainer = training_step, safe_save
 
 
 def samples(batch):

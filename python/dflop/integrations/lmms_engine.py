@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import runpy
 import sys
 import warnings
 from collections.abc import Mapping
 from functools import wraps
+from hashlib import sha256
 from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,9 @@ _TRAINERS = ("fsdp2_trainer", "hf_trainer")
 
 _DEGREES = ("sp_ulysses_degree", "tp_degree", "ep_degree")
 
+_SEED = 42
+"""By which lmms-engine draws the order of a dataset with positions."""
+
 _is_balanced = False
 
 
@@ -72,9 +77,12 @@ def balance_batches(*, shares_encoder: bool = False) -> None:
     """
     kind: Any = getattr(import_module("lmms_engine.train.fsdp2.fsdp2_trainer"), "FSDP2SFTTrainer", None)
     runner: Any = getattr(import_module("lmms_engine.train.runner"), "TrainRunner", None)
+    # It draws by Python's `random`, of which the log of rank 0 takes numbers: ranks had other orders.
+    drawing: Any = import_module("lmms_engine.datasets.naive.multimodal_dataset")
     names = (
         (kind, ("prepare_model", "prepare_dataloader", "compute_loss", "training_step", "should_stop")),
-        (runner, ("__init__", "_build_trainer")),
+        (runner, ("__init__", "_build_train_dataset", "_build_trainer")),
+        (drawing, ("random",)),
     )
     if lacking := [name for place, known in names for name in known if not hasattr(place, name)]:
         message = (
@@ -84,21 +92,26 @@ def balance_batches(*, shares_encoder: bool = False) -> None:
         raise RuntimeError(message)
     if hasattr(runner.__init__, "__wrapped__"):
         return
-    begin, build, prepare, load = (
-        runner.__init__,
-        runner._build_trainer,
-        kind.prepare_model,
-        kind.prepare_dataloader,
-    )
+    begin, read, build = runner.__init__, runner._build_train_dataset, runner._build_trainer
+    prepare, load = kind.prepare_model, kind.prepare_dataloader
 
     @wraps(begin)
     def init(self: Any, config: Any) -> None:
         _check(config)
         begin(self, config)
 
+    @wraps(read)
+    def build_train_dataset(self: Any) -> Any:
+        of_all, drawing.random = drawing.random, random.Random(_SEED)
+        try:
+            return read(self)
+        finally:
+            drawing.random = of_all
+
     @wraps(build)
     def build_trainer(self: Any) -> Any:
         trainer = build(self)
+        _check_order(trainer.train_dataset)
         if self.config.trainer_type == "hf_trainer":
             _balance_hf(trainer, shares_encoder=shares_encoder)
         return trainer
@@ -114,7 +127,8 @@ def balance_batches(*, shares_encoder: bool = False) -> None:
         loader = load(trainer, dataset, is_training)
         return _BalancedLoader(trainer, loader) if is_training else loader
 
-    runner.__init__, runner._build_trainer = init, build_trainer
+    runner.__init__, runner._build_train_dataset = init, build_train_dataset
+    runner._build_trainer = build_trainer
     kind.prepare_model, kind.prepare_dataloader = prepare_model, prepare_dataloader
 
 
@@ -146,6 +160,21 @@ def _check(config: Any) -> None:
         raise ValueError(wrong)
 
 
+def _check_order(dataset: Any) -> None:
+    """Refuses ranks that have a dataset in other orders: samples would be trained twice, and others never."""
+    lengths = getattr(dataset, "data_lengths", None)
+    if lengths is None:
+        return
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, sha256(repr(lengths).encode()).hexdigest())
+    if other := [rank for rank, order in enumerate(found) if order != found[0]]:
+        message = (
+            f"rank {other[0]} has the samples of the dataset in another order than rank 0, must be the same: "
+            "set `dataset_config.shuffle` to False, each epoch is shuffled anyway"
+        )
+        raise ValueError(message)
+
+
 def _balance_hf(trainer: Any, *, shares_encoder: bool) -> None:
     """The trainer made of transformers' has dflop's lines for that one."""
     if isinstance(trainer.train_dataset, IterableDataset):
@@ -155,11 +184,16 @@ def _balance_hf(trainer: Any, *, shares_encoder: bool) -> None:
         )
         raise ValueError(message)
     theirs = trainer.train
+    # Not all versions of transformers leave first labels out when they count those of a step.
+    trainer.data_collator = _Learnt(trainer.data_collator)
 
     def train(*given: Any, **named: Any) -> Any:
         # Here, because modules are frozen after the trainer is made.
         options = {"balance_encoder": shares_encoder}
         balance_as_asked(trainer, options, pads=not trainer.args.use_rmpad, when_loaded=True)
+        if not trainer.is_deepspeed_enabled:
+            # transformers 5.5 has accelerate divide by the microbatches of a step, too: later ones say 1 here.
+            trainer.accelerator.gradient_accumulation_steps = 1
         _say(trainer.args.world_size)
         return theirs(*given, **named)
 
@@ -377,6 +411,16 @@ class _BalancedLoader:
             return metrics
 
         trainer.compute_loss, trainer.training_step = compute_loss, training_step
+
+
+class _Learnt:
+    """A collation of samples whose first label is not learnt."""
+
+    def __init__(self, theirs: Callable[[Sequence[Row]], Row]) -> None:
+        self._theirs = theirs
+
+    def __call__(self, rows: Sequence[Row]) -> Row:
+        return self._theirs([_of_learnt(row) for row in rows])
 
 
 def _rows_of(batch: ReadRows) -> list[Row]:
