@@ -272,10 +272,14 @@ def test_each_sample_once_an_epoch(kind, both):
 
 
 def test_the_samples_of_a_step_stay(both):
-    """Those of lmms-engine, which begins another epoch where steps do not fill it, and repeats samples there."""
-    theirs, ours = (trained(both[f"{whose}_pictures"]) for whose in ("theirs", "ours"))
-    assert [sorted(map(key, step)) for step in ours[:1]] == [sorted(map(key, step)) for step in theirs[:1]]
+    """Those that rank 1 of lmms-engine reads; of version 0.1.4 rank 0 has the dataset in another order."""
+    theirs = [
+        sorted(key(row) for batch in step for row in batch) for step in steps_of(both["theirs_pictures"][1])
+    ]
+    ours = [set(map(key, step)) for step in trained(both["ours_pictures"])]
     assert len(ours) == len(theirs)
+    # The last step of an epoch has repeated samples there.
+    assert ours[0].issuperset(theirs[0])
 
 
 def test_microbatches_are_even(both):
@@ -294,15 +298,6 @@ def test_microbatches_are_even(both):
         return sum(max(map(of, slot)) for slot in slots for of in (patches, tokens))
 
     assert waits(both["ours_pictures"]) < 0.9 * waits(both["theirs_pictures"])
-
-
-def test_the_limit_of_a_pack_is_kept(both):
-    """Of tokens of a microbatch: a stream is packed by tokens that were read."""
-    for rank in both["ours_stream"]:
-        for step in steps_of(rank):
-            for batch in step:
-                longest = max((len(row["input_ids"]) for row in batch), default=0)
-                assert longest * len(batch) <= PACK or len(batch) == 1
 
 
 def test_what_does_not_fill_a_batch_is_left_out_where_asked(both):

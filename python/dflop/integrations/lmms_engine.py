@@ -192,7 +192,7 @@ def _balance_hf(trainer: Any, *, shares_encoder: bool) -> None:
         options = {"balance_encoder": shares_encoder}
         balance_as_asked(trainer, options, pads=not trainer.args.use_rmpad, when_loaded=True)
         if not trainer.is_deepspeed_enabled:
-            # transformers 5.5 has accelerate divide by the microbatches of a step, too: later ones say 1 here.
+            # transformers 5.5 has accelerate divide by the step's microbatches, too: later ones say 1 here.
             trainer.accelerator.gradient_accumulation_steps = 1
         _say(trainer.args.world_size)
         return theirs(*given, **named)

@@ -36,8 +36,8 @@ class ReadSpread:
     whose: str
     """The framework whose microbatches are taken where no balanced ones keep the limit."""
     num_ranks: int
-    group: ProcessGroup
-    """Those ranks."""
+    group: ProcessGroup | None
+    """Those ranks; None: one rank alone."""
     device: torch.device
     """Through which they talk."""
     meets: Meets
