@@ -141,7 +141,7 @@ test-deepspeed: setup $(DEV) ## The first line under DeepSpeed's ZeRO-0 to 3 on 
 
 # Each with the versions that it pins itself, and apart from `.venv`. `make test-frameworks FRAMEWORKS=NAME` runs one.
 # No registry has EasyR1: `EASYR1` names a checkout of it, without which it is left out.
-FRAMEWORKS := axolotl llamafactory nemo swift veomni verl $(if $(EASYR1),easyr1)
+FRAMEWORKS := axolotl llamafactory lmms nemo swift veomni verl $(if $(EASYR1),easyr1)
 export EASYR1
 test-frameworks: setup ## The lines in fine-tuning frameworks on two CPU ranks (installs them; minutes)
 	@set -e; for name in $(FRAMEWORKS); do \

@@ -44,6 +44,7 @@ RUN_BY = {
         "tests/frameworks/test_verl.py",
         "tests/frameworks/test_easyr1.py",
         "tests/frameworks/test_veomni.py",
+        "tests/frameworks/test_lmms.py",
         "tests/dist/test_loaded.py",
         "tests/unit/test_row_costs.py",
     ],

@@ -15,9 +15,10 @@ import torch
 
 from dflop import ScheduleError
 from dflop.integrations.read_rows import ReadRows
+from dflop.integrations.read_spread import ReadSpread, as_read
 from dflop.integrations.spread import even_buckets
 from dflop.integrations.veomni import _BalancedLoader, _check, _Microbatch
-from dflop.integrations.veomni_spread import _as_read, _limit, _meets, _shares_encoder
+from dflop.integrations.veomni_spread import _limit, _meets, _shares_encoder
 
 
 def drawn(count, seed=0):
@@ -154,6 +155,43 @@ def test_the_limit_of_a_microbatch_is_that_of_veomni(given, limit):
     assert _limit(args) == limit
 
 
+def test_microbatches_can_be_kept_as_they_were_read():
+    """The first of each rank, then the second."""
+    assert as_read([[0, 0, 1], [0, 1]], 2) == [[0, 1], [3], [2], [4]]
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_microbatches_that_were_read_may_pass_the_limit(is_padded):
+    """Two of them, with six samples: the fullest is the limit, by its tokens or by those of its padded rows."""
+    spread = ReadSpread("A framework", 1, None, torch.device("cpu"), "phase", 0, is_padded, max_tokens=10)
+    read = [[(8.0, 9.0, 9), (0.0, 5.0, 5)], [(0.0, 4.0, 4), (0.0, 4.0, 4), (2.0, 3.0, 3), (0.0, 2.0, 2)]]
+    parts, sizes = spread.split(read)
+    assert sizes[:, 2].tolist() == [9, 5, 4, 4, 3, 2]
+    assert sorted(sample for bucket in parts.buckets for sample in bucket) == list(range(6))
+
+    def tokens(bucket):
+        held = [int(sizes[sample, 2]) for sample in bucket]
+        return max(held) * len(held) if is_padded else sum(held)
+
+    assert max(map(tokens, parts.buckets)) <= max(map(tokens, ([0, 1], [2, 3, 4, 5])))
+
+
+def test_microbatches_are_as_read_where_no_others_keep_the_limit(monkeypatch):
+    """A warning says so, once."""
+
+    def none(*_, **__):
+        raise ScheduleError("none")
+
+    monkeypatch.setattr("dflop.integrations.read_spread.even_buckets", none)
+    spread = ReadSpread("A framework", 1, None, torch.device("cpu"), "phase", 0)
+    read = [[(1.0, 1.0, 1, 7.0)], [(1.0, 1.0, 1, 8.0), (1.0, 1.0, 1, 9.0)]]
+    with pytest.warns(UserWarning, match="A framework's own are taken"):
+        parts, sizes = spread.split(read, 1)
+    assert parts.buckets == [[0], [1, 2]]
+    assert sizes[:, 3].tolist() == [7, 8, 9]
+    assert spread.split(read, 1)[0].buckets == parts.buckets
+
+
 @pytest.mark.parametrize(
     ("given", "meets"),
     [
@@ -180,12 +218,6 @@ def test_an_encoder_is_shared_where_the_model_does_it():
     assert not _shares_encoder(model)
     model[0].encoder_data_balance = object()
     assert _shares_encoder(model)
-
-
-def test_microbatches_of_veomni_can_be_kept_as_they_were_read():
-    """The first of each rank, then the second; the last column is which of its own."""
-    of_ranks = [torch.tensor([[0, 0, 0, place] for place in places]) for places in ([0, 0, 1], [0, 1])]
-    assert _as_read(of_ranks, 2) == [[0, 1], [3], [2], [4]]
 
 
 @pytest.mark.parametrize("field", ["output_router_logits", "dsa_indexer_loss_coef"])

@@ -9,7 +9,9 @@
               llamafactory.train        LLaMA-Factory, as a command
               axolotl.BalancePlugin     Axolotl
               nemo.recipe               NeMo Automodel
-              veomni.balance_batches    VeOmni, as a command; read_rows.py: samples that wait for collation
+              veomni.balance_batches    VeOmni, as a command; read_rows.py: samples that wait for collation,
+                                        read_spread.py: who has them, under a limit on tokens
+              lmms_engine.balance_batches  lmms-engine, as a command, in the same way
               verl.balance_batches      verl, by its own option; verl_costs.py: by tokens of its samples
               easyr1.balance_batches    EasyR1, by an option of Ray
               torchtitan, energon

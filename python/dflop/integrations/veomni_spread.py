@@ -6,23 +6,21 @@ samples of each rank -> costs of all, gathered -> microbatches of all ranks -> t
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
-from dflop._native import ScheduleError
 from dflop.integrations.parameter_cost import cost_of_parameters
+from dflop.integrations.read_spread import ReadSpread
 from dflop.integrations.row_costs import ids_of_media, media_tokens, warn_of_unknown
-from dflop.integrations.spread import Parts, even_buckets
-from dflop.models.sums import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dflop.data.split import Meets
     from dflop.integrations.sent_rows import Row
+    from dflop.integrations.spread import Parts
 
 _CPU = torch.device("cpu")
 
@@ -45,21 +43,25 @@ class Spread:
             for mask, kind in _MASKS.items()
         }
         warn_of_unknown(model)
-        self._is_shared = _shares_encoder(trainer.model)
-        self.is_shared_sample = bool(state.sp_enabled)
-        self._meets: Meets = _meets(state)
-        self._seed, self.rank, self._num_ranks = args.train.seed, state.dp_rank, state.dp_size
-        self._max_tokens = _limit(args)
+        self.is_shared_sample, self.rank = bool(state.sp_enabled), state.dp_rank
         # Loading in a thread talks while the model does: by sockets, and in a group of its own.
         self._is_beside = args.data.dataloader.use_background_prefetcher
-        self._ranks = self._group = state.dp_group
-        self._device = _CPU if self._is_beside else trainer.device
-        self._is_told = False
+        self._ranks = state.dp_group
+        self._spread = ReadSpread(
+            "VeOmni",
+            state.dp_size,
+            state.dp_group,
+            _CPU if self._is_beside else trainer.device,
+            _meets(state),
+            args.train.seed,
+            is_shared=_shares_encoder(trainer.model),
+            max_tokens=_limit(args) or 0,
+        )
 
     def begin(self) -> None:
         """Lets no thread of an epoch before meet those of this one; each rank of the run calls it."""
         if self._is_beside:
-            self._group = _by_sockets(self._ranks)
+            self._spread.group = _by_sockets(self._ranks)
 
     def split(self, read: Sequence[Sequence[Row]]) -> Parts:
         """Who computes which samples of all ranks; each of the group calls it.
@@ -70,48 +72,11 @@ class Spread:
         Returns:
             Equal on all ranks.
         """
-        sums = Sums(self._group)
-        rows = [row for batch in read for row in batch]
-        fullest = max((sum(_length(row) for row in batch) for batch in read), default=0)
-        head = torch.tensor([[len(rows), len(read), fullest]], dtype=torch.float64, device=self._device)
-        counts, numbers, most = sums.gather(head).long().cpu().T.tolist()
-        if not any(counts):
-            return Parts([], counts, self._device, self._group)
-        mine = torch.zeros(max(counts), 4, dtype=torch.float64)
-        if rows:
-            sizes = [(*self._cost((self._encoder(row), _length(row))), _length(row)) for row in rows]
-            mine[: len(rows), :3] = torch.tensor(sizes, dtype=torch.float64)
-            places = [place for place, batch in enumerate(read) for _ in batch]
-            mine[: len(rows), 3] = torch.tensor(places, dtype=torch.float64)
-        gathered = sums.gather(mine.to(self._device)).cpu().view(self._num_ranks, -1, 4)
-        found = [gathered[rank, :count] for rank, count in enumerate(counts)]
-        buckets = self._buckets(torch.cat(found), max(numbers), max(most))
-        if buckets is None:
-            buckets = _as_read(found, max(numbers))
-        return Parts(buckets, counts, self._device, self._group)
-
-    def _buckets(self, sizes: torch.Tensor, num_microbatches: int, fullest: int) -> list[list[int]] | None:
-        """Samples of each microbatch; None where none was found within the limit on tokens."""
-        num_buckets = self._num_ranks * num_microbatches
-        if self._is_shared:
-            sizes[:, 0] = 0
-        # VeOmni's own may be fuller: of one long sample, or where it counts samples.
-        limit = max(self._max_tokens or 0, fullest)
-        pairs, tokens = sizes[:, :2].tolist(), sizes[:, 2].long().tolist()
-        ranks = self._num_ranks
-        try:
-            return even_buckets(
-                pairs, ranks, num_buckets, self._meets, self._seed, tokens=tokens, max_tokens=limit
-            )
-        except ScheduleError:
-            if not self._is_told:
-                self._is_told = True
-                warnings.warn(
-                    f"no {num_buckets} balanced microbatches of at most {limit} tokens were found for "
-                    f"{len(sizes)} samples: VeOmni's own are taken, here and wherever that happens",
-                    stacklevel=2,
-                )
-            return None
+        sizes = [
+            [(*self._cost((self._encoder(row), _length(row))), _length(row)) for row in batch]
+            for batch in read
+        ]
+        return self._spread.split(sizes)[0]
 
     def _encoder(self, row: Row) -> float:
         """Encoder tokens of a sample."""
@@ -130,18 +95,6 @@ def _meets(state: Any) -> Meets:
     """What data-parallel ranks wait for: those with parts of a model wait for each other in every layer."""
     holds_all = state.dp_mode == "ddp" or state.dp_shard_size == 1
     return "step" if holds_all and not state.any_extra_parallel_enabled else "phase"
-
-
-def _as_read(found: Sequence[torch.Tensor], num_microbatches: int) -> list[list[int]]:
-    """VeOmni's own microbatches: the first of each rank, then the second, ..."""
-    num_ranks = len(found)
-    buckets: list[list[int]] = [[] for _ in range(num_ranks * num_microbatches)]
-    sample = 0
-    for rank, sizes in enumerate(found):
-        for place in sizes[:, 3].long().tolist():
-            buckets[place * num_ranks + rank].append(sample)
-            sample += 1
-    return buckets
 
 
 def _length(row: Row) -> int:
