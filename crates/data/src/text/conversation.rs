@@ -229,4 +229,6 @@ struct Turns {
 }
 
 #[cfg(test)]
+mod refused;
+#[cfg(test)]
 mod tests;
