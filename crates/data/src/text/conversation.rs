@@ -15,9 +15,9 @@
 //!
 //! *Turns.* Both lists take either pair of names. Speakers are `human` and `user`; `gpt`, `assistant`, `chatgpt`,
 //! `bard`, `bing` and `model`; `system`. A text under `system` beside the turns is a system turn before them. Tools
-//! are refused by name: `tools`, `tool_calls`, `function_call` and speakers of them; so are a `weight` other than 1,
-//! and `choices` and `options` beside a question, since leaving them out would change what is asked. `input` is refused beside
-//! a question other than an `instruction`, under which it stands in a line of its own, as in Alpaca's data.
+//! are refused by name: `tools`, `tool_calls`, `function_call` and speakers of them; so are `choices`, `options`, `context` and
+//! `hint` beside a question, since leaving them out would change what is asked. An answer whose `loss`, `train` or `training`
+//! is false, or whose `weight` is 0, carries no loss; between 0 and 1 they are refused. `input` is refused beside a question other than an `instruction`, under which it stands in a line of its own, as in Alpaca's data.
 //!
 //! *Content* is text, or a list of parts: `{"type": "text", "text"}` and media of the types `image`, `image_url`,
 //! `input_image`, `video`, `video_url`, `audio`, `audio_url` and `input_audio`. A part without `type` is what its one field
@@ -91,6 +91,8 @@ pub struct Turn {
     pub role: Role,
     /// Texts and media, in order.
     pub parts: Vec<TurnPart>,
+    /// Whether an assistant's turn carries loss; of no meaning elsewhere.
+    pub is_learnt: bool,
 }
 
 /// Where the record says a medium is.
@@ -206,6 +208,8 @@ fn field<'r>(record: &'r Value, name: &str) -> Option<&'r Value> {
 struct Said {
     role: Role,
     pieces: Vec<Piece>,
+    /// As in [`Turn`].
+    is_learnt: bool,
 }
 
 #[derive(Debug)]

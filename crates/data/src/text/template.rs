@@ -151,6 +151,28 @@ impl ChatTemplate {
     /// # Errors
     /// What the template says, or what it does not write.
     pub(crate) fn render(&self, conversation: &Conversation) -> Result<Rendered, String> {
+        let mut rendered = self.whole(conversation)?;
+        let is_learnt: Vec<bool> = conversation
+            .turns
+            .iter()
+            .filter(|turn| turn.role == Role::Assistant)
+            .map(|turn| turn.is_learnt)
+            .collect();
+        if is_learnt.contains(&false) {
+            let (found, answers) = (rendered.answers.len(), is_learnt.len());
+            if found != answers {
+                return Err(format!(
+                    "an answer carries no loss, and the chat template marks {found} places of {answers} answers: must be as many"
+                ));
+            }
+            let mut is_learnt = is_learnt.into_iter();
+            rendered.answers.retain(|_| is_learnt.next().unwrap_or(true));
+        }
+        Ok(rendered)
+    }
+
+    /// The conversation as text, and where all its answers stand.
+    fn whole(&self, conversation: &Conversation) -> Result<Rendered, String> {
         for medium in &conversation.media {
             let kind = medium.kind.index();
             if self.placeholders[kind].is_none() {

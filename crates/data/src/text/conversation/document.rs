@@ -33,7 +33,7 @@ pub(super) fn of_record(record: &Value) -> Result<Option<(Conversation, Vec<&'st
     if !parts.iter().any(|part| matches!(part, TurnPart::Text(text) if !text.is_empty())) {
         return Err(format!("`{}` of a document is empty, must have some text", read[0]));
     }
-    let turns = vec![Turn { role: Role::Assistant, parts }];
+    let turns = vec![Turn { role: Role::Assistant, parts, is_learnt: true }];
     Ok(Some((Conversation { id: id_of(record), turns, media, is_document: true, unread: Vec::new() }, read)))
 }
 

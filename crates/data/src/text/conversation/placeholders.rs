@@ -113,7 +113,7 @@ pub(super) fn name(
                 }
             }
         }
-        named.push(Turn { role: said.role, parts });
+        named.push(Turn { role: said.role, parts, is_learnt: said.is_learnt });
     }
     Ok((named, media))
 }

@@ -31,7 +31,10 @@ fn marks_are_where_media_stand() {
     let named = |name: &str, kind| (MediaSource::Name(name.to_owned()), kind);
     let (image, video) = (MediaKind::Image, MediaKind::Video);
     assert_eq!(media, [named("a.png", image), named("c.gif", video), named("b.png", image)]);
-    assert_eq!(conversation.turns[1], Turn { role: Role::Assistant, parts: vec![text("a cat")] });
+    assert_eq!(
+        conversation.turns[1],
+        Turn { role: Role::Assistant, parts: vec![text("a cat")], is_learnt: true }
+    );
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) const TOOLS: [&str; 3] = ["tools", "tool_calls", "function_call"];
 const NAMES_MAX: usize = 6;
 const NAME_LETTERS_MAX: usize = 40;
 /// Fields of a turn that say whether it carries loss, as trainers name them.
-pub(super) const LOSSES: [&str; 3] = ["loss", "train", "training"];
+pub(super) const LOSSES: [&str; 4] = ["loss", "train", "training", "weight"];
 const TOOL_SPEAKERS: [&str; 6] = ["tool", "function", "function_call", "tool_call", "observation", "ipython"];
 
 /// The turns of the record, media not yet named.
@@ -188,7 +188,7 @@ fn pair(
     if let Some(question) = question {
         said.extend(question_and_answer([question, answer])?);
     } else {
-        said.push(Said { role: Role::User, pieces: Vec::new() });
+        said.push(Said { role: Role::User, pieces: Vec::new(), is_learnt: true });
         said.push(spoken(Role::Assistant, answer)?);
     }
     let read = question.into_iter().chain([answer]).map(|(key, _)| key).collect();
@@ -204,7 +204,7 @@ fn question_and_answer([question, answer]: [(&str, &Value); 2]) -> Result<[Said;
 fn spoken(role: Role, (key, value): (&str, &Value)) -> Result<Said, String> {
     let mut pieces = Vec::new();
     cut(text(key, value)?, &mut pieces);
-    Ok(Said { role, pieces })
+    Ok(Said { role, pieces, is_learnt: true })
 }
 
 fn text<'r>(key: &str, value: &'r Value) -> Result<&'r str, String> {
@@ -243,18 +243,16 @@ fn turns_of(key: &str, list: &[Value], has_system: bool) -> Result<Vec<Said>, St
         let place = format!("{key}[{index}]");
         refuse_tools(&format!("{place}."), turn)?;
         let role = role(&place, turn)?;
-        let is_off = |value: &Value| value == false || value.as_f64() == Some(0.0);
-        if role == Role::Assistant
-            && let Some(name) = LOSSES.into_iter().find(|name| field(turn, name).is_some_and(is_off))
-        {
-            return Err(format!("`{place}.{name}` is {}, must not: every answer carries loss", turn[name]));
-        }
         if has_system && role == Role::System {
             return Err(format!("`{place}` is a system turn, and `system` is there too"));
         }
         let (name, content) = named(&place, turn, ["value", "content"])?;
         let place = format!("{place}.{name}");
-        said.push(Said { role, pieces: pieces(&place, content, &mut marks_media)? });
+        said.push(Said {
+            role,
+            pieces: pieces(&place, content, &mut marks_media)?,
+            is_learnt: is_learnt(turn),
+        });
     }
     if marks_media == [true, true] {
         return Err(format!("`{key}` has media as parts and as marks in texts, must have them one way"));
@@ -283,17 +281,25 @@ fn role(place: &str, turn: &Value) -> Result<Role, String> {
         .ok_or_else(|| format!("`{place}.{name}`: `{role}`, must be human, gpt, user, assistant or system"))
 }
 
-/// Refuses tools, and a loss other than all or nothing.
+/// Whether a turn says that it carries no loss.
+fn is_learnt(turn: &Value) -> bool {
+    let is_off = |value: &Value| value == false || value.as_f64() == Some(0.0);
+    !LOSSES.into_iter().any(|name| field(turn, name).is_some_and(is_off))
+}
+
+/// Refuses tools, and a turn's loss other than all or nothing.
 fn refuse_tools(place: &str, fields: &Value) -> Result<(), String> {
     let is_used = |value: &Value| !is_empty(value) && value.as_str() != Some("[]");
     if let Some(name) = TOOLS.into_iter().find(|name| field(fields, name).is_some_and(is_used)) {
         return Err(format!("`{place}{name}` is there, tools are not read"));
     }
-    match field(fields, "weight") {
-        Some(weight) if !place.is_empty() && weight.as_f64() != Some(1.0) => {
-            Err(format!("`{place}weight` is {weight}, must be 1: every answer carries loss"))
+    let is_either = |value: &Value| value.is_boolean() || [Some(0.0), Some(1.0)].contains(&value.as_f64());
+    let mut losses = LOSSES.into_iter().filter(|_| !place.is_empty());
+    match losses.find_map(|name| Some((name, field(fields, name).filter(|value| !is_either(value))?))) {
+        Some((name, value)) => {
+            Err(format!("`{place}{name}` is {value}, must be 0 or 1: an answer carries loss, or it does not"))
         }
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 

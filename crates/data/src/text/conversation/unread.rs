@@ -100,8 +100,7 @@ fn walk<'r>(record: &'r Value, read: &[&str], tell: &mut impl FnMut(Level, &'r s
         let first = |names: [&'static str; 2]| names.into_iter().find(|name| field(turn, name).is_some());
         let (role, content) = (first(["from", "role"]), first(["value", "content"]));
         each(turn, |name, value| {
-            let is_read =
-                role == Some(name) || content == Some(name) || name == "weight" || LOSSES.contains(&name);
+            let is_read = role == Some(name) || content == Some(name) || LOSSES.contains(&name);
             if !is_read && !TOOLS.contains(&name) {
                 tell(Level::Turn(list), name, value);
             }

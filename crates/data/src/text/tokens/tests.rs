@@ -50,6 +50,29 @@ fn tokens_are_those_of_the_whole_text() {
     assert_eq!(features, [3, 3, 3]);
 }
 
+/// As ms-swift, OpenAI and Axolotl write it; of a question it says nothing.
+#[test]
+fn an_answer_may_carry_no_loss() {
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    for (name, off) in [("loss", json!(false)), ("weight", json!(0)), ("train", json!(0.0))] {
+        let mut turns =
+            [turn("user", "a"), turn("assistant", "red"), turn("user", "b"), turn("assistant", "blue")];
+        turns[0][name] = off.clone();
+        let all =
+            tokenizer().tokenize(&Conversation::parse(&json!({"messages": turns})).unwrap(), &[]).unwrap();
+        turns[1][name] = off;
+        let one =
+            tokenizer().tokenize(&Conversation::parse(&json!({"messages": turns})).unwrap(), &[]).unwrap();
+        let (all, one) = (all.expand(), one.expand());
+        assert_eq!(all.input_ids, one.input_ids);
+        let learnt = |tokens: &Tokens| {
+            let labels = tokens.labels.iter().filter_map(|label| u32::try_from(*label).ok());
+            tokenizer().opened.tokenizer.decode(&labels.collect::<Vec<_>>(), false).unwrap()
+        };
+        assert_eq!([learnt(&all), learnt(&one)], ["red<|im_end|>blue<|im_end|>", "blue<|im_end|>"], "{name}");
+    }
+}
+
 #[test]
 fn labels_are_the_answers_and_their_ends() {
     let tokenizer = tokenizer();
