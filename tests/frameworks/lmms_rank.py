@@ -24,6 +24,8 @@ from torch import distributed
 BATCHES: list = []
 STATES: list = []
 LOGGED: list = []
+KEPT: list = []
+"""Which of lmms-engine's types are not 32 bits."""
 
 
 def on_a_cpu():
@@ -49,7 +51,12 @@ def on_a_cpu():
     distributed.barrier = lambda *_, **__: wait()
     policy = fsdp2_trainer.MixedPrecisionPolicy
     exact = dict.fromkeys(("param_dtype", "reduce_dtype", "output_dtype"), torch.float32)
-    fsdp2_trainer.MixedPrecisionPolicy = lambda **_: policy(**exact)
+
+    def exact_policy(**asked):
+        kept = {name: asked[name] for name in KEPT}
+        return policy(**{**exact, **kept})
+
+    fsdp2_trainer.MixedPrecisionPolicy = exact_policy
 
     # Adam divides gradients by their size, and so hides errors of small ones.
     def prepare_optimizer(trainer):
@@ -210,6 +217,7 @@ def main():
         without_kernels()
     for case in cases:
         BATCHES.clear(), STATES.clear(), LOGGED.clear()
+        KEPT[:] = case.get("keeps", ())
         os.environ["MASTER_PORT"] = str(case["port"])
         path = folder / f"{case['name']}.{rank}.yaml"
         path.write_text(yaml.safe_dump(configuration(folder, case)))

@@ -78,6 +78,8 @@ FLAT = {
     # Those that need Triton.
     "model_config.monkey_patch_kwargs": dict.fromkeys(("rope", "rms_norm", "swiglu"), False),
 }
+# Of `patch_type` lmms-engine logs that it skips one, and rows are padded.
+SKIPPED = {**SIZES, "trainer_args.use_rmpad": True}
 # A microbatch of text alone ends lmms-engine itself.
 PICTURES = {"dataset_config.dataset_path": "pictures.json"}
 
@@ -174,10 +176,14 @@ def both(folder):
     cases = [case(kind) for kind in KINDS]
     cases.append(case("pictures", given={**SIZES, **EPOCHS, **PICTURES}))
     cases += [case("dropped", **DROPPED), case("hf", given=HF), *resumed()]
+    cases += [case("skipped", given=SKIPPED)]
     ours, said = run(folder, *cases)
     assert said.count("dflop: balanced batches over 2 ranks") == len(cases)
+    assert said.count("no patch of lmms-engine that removes padding took effect") == 1
     # It changes classes of transformers.
-    flat, _ = run(folder, case("flat", given=FLAT, is_flat=True))
+    cases = [case("flat", given=FLAT, is_flat=True), case("hf_flat", given={**FLAT, **HF})]
+    flat, said = run(folder, *cases)
+    assert "removes padding" not in said
     return theirs | ours | flat
 
 
@@ -244,7 +250,7 @@ def train_alone(folder, steps, placed=()):
     return dict(model.state_dict()), losses
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "pictures", "dropped", "hf", "flat"])
+@pytest.mark.parametrize("kind", [*KINDS, "pictures", "dropped", "hf", "skipped", "flat", "hf_flat"])
 def test_two_ranks_train_what_one_process_trains(kind, folder, both):
     """Parameters and logged losses; and as many microbatches on both ranks."""
     ours = both[f"ours_{kind}"]
