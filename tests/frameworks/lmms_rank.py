@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -219,6 +220,9 @@ def main():
         BATCHES.clear(), STATES.clear(), LOGGED.clear()
         KEPT[:] = case.get("keeps", ())
         os.environ["MASTER_PORT"] = str(case["port"])
+        # Before this rank joins the others: they look for checkpoints when all are there.
+        for checkpoint in case.get("removes", ()) if rank == "0" else ():
+            shutil.rmtree(folder / checkpoint)
         path = folder / f"{case['name']}.{rank}.yaml"
         path.write_text(yaml.safe_dump(configuration(folder, case)))
         module = "dflop.integrations.lmms_engine" if case["is_ours"] else "lmms_engine.launch.cli"
