@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,8 @@ from torch import distributed
 BATCHES: list = []
 STATES: list = []
 LOGGED: list = []
+KEPT: list = []
+"""Which of lmms-engine's types are not 32 bits."""
 
 
 def on_a_cpu():
@@ -49,7 +52,12 @@ def on_a_cpu():
     distributed.barrier = lambda *_, **__: wait()
     policy = fsdp2_trainer.MixedPrecisionPolicy
     exact = dict.fromkeys(("param_dtype", "reduce_dtype", "output_dtype"), torch.float32)
-    fsdp2_trainer.MixedPrecisionPolicy = lambda **_: policy(**exact)
+
+    def exact_policy(**asked):
+        kept = {name: asked[name] for name in KEPT}
+        return policy(**{**exact, **kept})
+
+    fsdp2_trainer.MixedPrecisionPolicy = exact_policy
 
     # Adam divides gradients by their size, and so hides errors of small ones.
     def prepare_optimizer(trainer):
@@ -210,7 +218,11 @@ def main():
         without_kernels()
     for case in cases:
         BATCHES.clear(), STATES.clear(), LOGGED.clear()
+        KEPT[:] = case.get("keeps", ())
         os.environ["MASTER_PORT"] = str(case["port"])
+        # Before this rank joins the others: they look for checkpoints when all are there.
+        for checkpoint in case.get("removes", ()) if rank == "0" else ():
+            shutil.rmtree(folder / checkpoint)
         path = folder / f"{case['name']}.{rank}.yaml"
         path.write_text(yaml.safe_dump(configuration(folder, case)))
         module = "dflop.integrations.lmms_engine" if case["is_ours"] else "lmms_engine.launch.cli"

@@ -11,47 +11,39 @@ lmms-engine takes the mean of the mean losses of microbatches. Here each counts 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import runpy
 import sys
 import warnings
-from collections.abc import Mapping
 from functools import wraps
 from hashlib import sha256
 from importlib import import_module
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import IterableDataset
 
 from dflop.integrations.encoder import balance_encoder
+from dflop.integrations.lmms_labels import Learnt, LearntCollation
+from dflop.integrations.lmms_loader import BalancedLoader
+from dflop.integrations.lmms_patches import computes_loss, is_flat, takes_num_items
 from dflop.integrations.parameter_cost import cost_of_parameters
-from dflop.integrations.read_rows import ReadRows
 from dflop.integrations.read_spread import ReadSpread
 from dflop.integrations.row_costs import media_tokens, warn_of_unknown
 from dflop.integrations.text_alone import meet_in_encoder
 from dflop.integrations.yaml_options import balance_as_asked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from dflop.integrations.read_spread import Sizes
     from dflop.integrations.sent_rows import Row
     from dflop.integrations.spread import Parts
 
 _TRIED = "0.1.4"
-_CPU = torch.device("cpu")
-_IGNORED = -100
-"""A label that is not learnt from."""
-
-_WEIGHT = "dflop_weight"
-"""Of a microbatch: what its mean loss counts."""
-
-_IS_AT_END = "dflop_is_at_end"
-"""Of the state of a loader: whether an epoch had no step left."""
 
 _TRAINERS = ("fsdp2_trainer", "hf_trainer")
 
@@ -59,6 +51,9 @@ _DEGREES = ("sp_ulysses_degree", "tp_degree", "ep_degree")
 
 _SEED = 42
 """By which lmms-engine draws the order of a dataset with positions."""
+
+_NUM_COMPARED = 256
+"""So many rows of a dataset, about, are compared between ranks."""
 
 _is_balanced = False
 
@@ -112,6 +107,7 @@ def balance_batches(*, shares_encoder: bool = False) -> None:
     def build_trainer(self: Any) -> Any:
         trainer = build(self)
         _check_order(trainer.train_dataset)
+        _check_padding(trainer)
         if self.config.trainer_type == "hf_trainer":
             _balance_hf(trainer, shares_encoder=shares_encoder)
         return trainer
@@ -125,7 +121,11 @@ def balance_batches(*, shares_encoder: bool = False) -> None:
     @wraps(load)
     def prepare_dataloader(trainer: Any, dataset: Any, is_training: bool = True) -> Any:
         loader = load(trainer, dataset, is_training)
-        return _BalancedLoader(trainer, loader) if is_training else loader
+        if not is_training:
+            return loader
+        balanced = BalancedLoader(trainer, loader)
+        _say(trainer.dflop_spread.num_ranks)
+        return balanced
 
     runner.__init__, runner._build_train_dataset = init, build_train_dataset
     runner._build_trainer = build_trainer
@@ -162,17 +162,46 @@ def _check(config: Any) -> None:
 
 def _check_order(dataset: Any) -> None:
     """Refuses ranks that have a dataset in other orders: samples would be trained twice, and others never."""
-    lengths = getattr(dataset, "data_lengths", None)
-    if lengths is None:
+    if isinstance(dataset, IterableDataset):
         return
     found: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, sha256(repr(lengths).encode()).hexdigest())
+    distributed.all_gather_object(found, _order(dataset))
     if other := [rank for rank, order in enumerate(found) if order != found[0]]:
         message = (
             f"rank {other[0]} has the samples of the dataset in another order than rank 0, must be the same: "
             "set `dataset_config.shuffle` to False, each epoch is shuffled anyway"
         )
         raise ValueError(message)
+
+
+def _order(dataset: Any) -> str:
+    """A name of the order of samples: of the lengths of all, which may be equal, and of some hundred rows."""
+    rows: Any = getattr(dataset, "data_list", None) or []
+    # As they are stored: pictures would be read.
+    stored = rows.with_format("arrow") if hasattr(rows, "with_format") else rows
+    step = max(1, len(rows) // _NUM_COMPARED)
+    some = [stored[at] for at in range(0, len(rows), step)]
+    some = [row.to_pylist() if hasattr(row, "to_pylist") else row for row in some]
+    # Not `repr`: of some objects it has an address.
+    told = json.dumps([list(getattr(dataset, "data_lengths", None) or []), some], default=_as_told)
+    return sha256(told.encode()).hexdigest()
+
+
+def _as_told(one: Any) -> str:
+    """What JSON does not know."""
+    return one.hex() if isinstance(one, bytes) else type(one).__name__
+
+
+def _check_padding(trainer: Any) -> None:
+    """Says where rows are padded though the YAML asks for none; lmms-engine says so in its log alone."""
+    if trainer.args.use_rmpad and not is_flat(trainer.model) and distributed.get_rank() == 0:
+        warnings.warn(
+            "`use_rmpad` is True, and no patch of lmms-engine that removes padding took effect on this model "
+            "(its log says which was skipped or failed): rows are padded, so microbatches have samples of "
+            "like length. Most models need `use_liger_kernel: true`, too, and Liger installed; a "
+            "`patch_type` of your own stands in the place of both",
+            stacklevel=2,
+        )
 
 
 def _balance_hf(trainer: Any, *, shares_encoder: bool) -> None:
@@ -184,15 +213,25 @@ def _balance_hf(trainer: Any, *, shares_encoder: bool) -> None:
         )
         raise ValueError(message)
     theirs = trainer.train
+    if computes_loss(trainer.model):
+        if not takes_num_items(trainer.model):
+            message = (
+                "`trainer_type` is 'hf_trainer', must be 'fsdp2_trainer' where `use_liger_kernel` or "
+                "`use_rmpad` changes the loss of this model: it is a mean over a microbatch. Or set both "
+                "to False"
+            )
+            raise ValueError(message)
+        # transformers asks the model's own class, whose `forward` this is no more.
+        trainer.model_accepts_loss_kwargs = True
     # Not all versions of transformers leave first labels out when they count those of a step.
-    trainer.data_collator = _Learnt(trainer.data_collator)
+    trainer.data_collator = LearntCollation(trainer.data_collator, Learnt(trainer))
 
     def train(*given: Any, **named: Any) -> Any:
         # Here, because modules are frozen after the trainer is made.
         options = {"balance_encoder": shares_encoder}
-        balance_as_asked(trainer, options, pads=not trainer.args.use_rmpad, when_loaded=True)
+        balance_as_asked(trainer, options, pads=not is_flat(trainer.model), when_loaded=True)
         if not trainer.is_deepspeed_enabled:
-            # transformers 5.5 has accelerate divide by the step's microbatches, too: later ones say 1 here.
+            # transformers 5.2.0 to 5.5.3 has accelerate divide by the step's microbatches, too.
             trainer.accelerator.gradient_accumulation_steps = 1
         _say(trainer.args.world_size)
         return theirs(*given, **named)
@@ -214,6 +253,9 @@ class _Spread:
         args = trainer.args
         # Of an omni model the thinker trains.
         model = getattr(trainer.model, "thinker", trainer.model)
+        self.learnt, self.weight = Learnt(trainer), 1.0
+        # FSDP2 rounds what its root returns (`output_dtype`), in a hook of its own that runs behind this one.
+        trainer.model.register_forward_hook(self._weigh)
         self._model, self.rank = model, distributed.get_rank()
         self._cost = cost_of_parameters(model)
         self._media = media_tokens(model, self._cost)
@@ -234,7 +276,7 @@ class _Spread:
             torch.device(args.device),
             "phase",
             args.seed,
-            is_padded=not args.use_rmpad,
+            is_padded=not is_flat(trainer.model),
             is_shared=shares_encoder,
             max_tokens=packed.packing_length * args.train_batch_size if packed.packing else 0,
         )
@@ -252,8 +294,16 @@ class _Spread:
         """Encoder cost, LLM cost, tokens and label tokens of a sample."""
         ids = row["input_ids"]
         encoder = sum(count * float((ids == token).sum()) for token, count in self._media.items())
-        num_labels = int((row["labels"][1:] != _IGNORED).sum())
-        return (*self._cost((encoder, len(ids))), len(ids), num_labels)
+        return (*self._cost((encoder, len(ids))), len(ids), self.learnt.count(row))
+
+    def _weigh(self, model: Any, _: Any, outputs: Any) -> Any:
+        """The loss of a microbatch, times what it counts."""
+        if not model.training:
+            return outputs
+        if isinstance(outputs, dict):
+            outputs["loss"] = outputs["loss"].float() * self.weight
+            return outputs
+        return (outputs[0].float() * self.weight, *outputs[1:])
 
 
 def _warn_of_routers(config: Any) -> None:
@@ -264,185 +314,6 @@ def _warn_of_routers(config: Any) -> None:
             "depends on how samples are divided, with dflop and without",
             stacklevel=3,
         )
-
-
-class _Once(Sampler[int]):
-    """A sampler that deals samples out to ranks, without those that it repeats to give all ranks as many."""
-
-    def __init__(self, theirs: Any, num_samples: int, *, drop_last: bool) -> None:
-        self._theirs, self.num_ranks = theirs, theirs.num_replicas
-        # What does not fill a round of ranks is left out where the last batch is.
-        self.num_samples = num_samples - (num_samples % self.num_ranks if drop_last else 0)
-
-    def __iter__(self) -> Iterator[int]:
-        for place, index in enumerate(self._theirs):
-            if place * self.num_ranks + self._theirs.rank < self.num_samples:
-                yield index
-
-    def __len__(self) -> int:
-        """Samples of this rank."""
-        return -(-(self.num_samples - self._theirs.rank) // self.num_ranks)
-
-
-class _BalancedLoader:
-    """Stands in for lmms-engine's loader: the samples of each step, in other microbatches."""
-
-    def __init__(self, trainer: Any, theirs: Any) -> None:
-        """Lets the loader leave collation for later, and the trainer weigh losses."""
-        self._trainer, self._theirs, self._spread = trainer, theirs, trainer.dflop_spread
-        self._collate: Callable[[Sequence[Row]], Row] = theirs.collate_fn
-        theirs.collate_fn = ReadRows
-        self._accumulation = trainer.args.gradient_accumulation_steps
-        self._is_stream = isinstance(theirs.dataset, IterableDataset)
-        if not self._is_stream:
-            args, num_samples = trainer.args, len(theirs.dataset)
-            once = _Once(theirs.batch_sampler.sampler, num_samples, drop_last=args.dataloader_drop_last)
-            theirs.batch_sampler.sampler = once
-            most = -(-once.num_samples // once.num_ranks)
-            size = args.train_batch_size
-            self._num_batches = most // size if args.dataloader_drop_last else -(-most // size)
-        self._pins = torch.cuda.is_available() and trainer.args.dataloader_pin_memory
-        self._loss = 0.0
-        self._weigh()
-        _say(self._spread.num_ranks)
-
-    def __getattr__(self, name: str) -> Any:
-        # What was there is there: the sampler and its epochs.
-        if name == "_theirs":
-            raise AttributeError(name)
-        return getattr(self._theirs, name)
-
-    def __len__(self) -> int:
-        """Microbatches of an epoch, of the rank that has the most."""
-        return len(self._theirs) if self._is_stream else self._num_batches
-
-    def __iter__(self) -> Iterator[Row]:
-        """Balanced microbatches, from where lmms-engine's loader stands; each rank has as many."""
-        batches = self._rounds() if self._is_stream else iter(self._theirs)
-        # Before it reads, as a checkpoint must not take what is read for trained.
-        while not self._trainer.should_stop():
-            read = [_rows_of(batch) for batch in islice(batches, self._accumulation)]
-            found = self._balanced(read + [[]] * (self._accumulation - len(read)))
-            if not found:
-                return
-            yield from found
-
-    def _rounds(self) -> Iterator[ReadRows]:
-        """A stream again and again: a rank whose part has ended begins it anew, as in lmms-engine."""
-        num_empty = 0
-        while True:
-            is_empty = True
-            for batch in self._theirs:
-                is_empty = False
-                yield batch
-            # Once where a run resumes at an end.
-            num_empty = num_empty + 1 if is_empty else 0
-            if num_empty > 1:
-                message = "the stream of a rank has no sample, must have some: take fewer ranks or workers"
-                raise ValueError(message)
-
-    def state_dict(self) -> dict[str, Any]:
-        """lmms-engine's, and whether the epoch had no step left."""
-        trainer, state = self._trainer, self._theirs.state_dict()
-        is_at_end = not self._is_stream and trainer.global_step % trainer.steps_per_epoch == 0
-        return {**state, _IS_AT_END: is_at_end}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there.
-
-        Args:
-            state: of `state_dict`, or of lmms-engine's own loader.
-        """
-        if self._is_stream and self._spread.rank == 0:
-            warnings.warn(
-                "lmms-engine resumes a stream: each of its readers reads the last sample again, or, with "
-                "`packing`, leaves out those that wait in its open packs. It does so without dflop, too",
-                stacklevel=2,
-            )
-        # The next epoch begins with samples of its own.
-        if not state.get(_IS_AT_END, False):
-            self._theirs.load_state_dict({name: one for name, one in state.items() if name != _IS_AT_END})
-
-    def _balanced(self, read: list[list[Row]]) -> list[Row]:
-        """The microbatches of this rank; none where no rank has read anything."""
-        spread = self._spread
-        parts, labels = spread.split(read)
-        if not any(parts.counts):
-            return []
-        rows = [row for batch in read for row in batch]
-        held = parts.of_rank(rows, spread.rank, _CPU)
-        shortest = min(range(len(rows)), key=lambda at: len(rows[at]["input_ids"]), default=0)
-        copies = parts.copies(rows, spread.rank, _CPU, shortest)
-        # The trainer takes the mean over ranks and microbatches.
-        share = spread.num_ranks * self._accumulation / max(1.0, sum(labels))
-        found = []
-        for samples, mine, _ in held:
-            # A sample that another microbatch trains fills an empty one: ranks meet, and nothing is learnt.
-            count = sum(labels[sample] for sample in samples)
-            found.append(self._collated(mine or [copies.pop()], count * share))
-        if self._pins:
-            pin: Any = import_module("torch.utils.data._utils.pin_memory")
-            found = pin.pin_memory(found)
-        return found
-
-    def _collated(self, rows: Sequence[Row], weight: float) -> Row:
-        """A microbatch by lmms-engine's own collation, with its weight."""
-        rows = [_of_learnt(row) for row in rows]
-        if not weight:
-            # A mean over no label is no number, so there is one; it weighs nothing.
-            longest = max(rows, key=lambda row: len(row["input_ids"]))
-            longest["labels"][-1] = longest["input_ids"][-1]
-        return {**self._collate(rows), _WEIGHT: weight}
-
-    def _weigh(self) -> None:
-        """Lets the trainer's loss count by label tokens, and its log tell that of the whole step."""
-        trainer = self._trainer
-        loss_of, step_of = trainer.compute_loss, trainer.training_step
-
-        def compute_loss(batch: Row) -> Any:
-            weight = batch.pop(_WEIGHT)
-            return loss_of(batch) * weight
-
-        def training_step(batch: Row) -> Any:
-            metrics = step_of(batch)
-            self._loss += metrics["train/loss"] / self._accumulation
-            if trainer.accumulated_grad_steps == 0:
-                metrics["train/loss"], self._loss = self._loss, 0.0
-            return metrics
-
-        trainer.compute_loss, trainer.training_step = compute_loss, training_step
-
-
-class _Learnt:
-    """A collation of samples whose first label is not learnt."""
-
-    def __init__(self, theirs: Callable[[Sequence[Row]], Row]) -> None:
-        self._theirs = theirs
-
-    def __call__(self, rows: Sequence[Row]) -> Row:
-        return self._theirs([_of_learnt(row) for row in rows])
-
-
-def _rows_of(batch: ReadRows) -> list[Row]:
-    """Samples of a microbatch that was read; a pack has several."""
-    found = []
-    for item in batch.rows:
-        for row in item if isinstance(item, list) else [item]:
-            if not isinstance(row, Mapping) or not {"input_ids", "labels"} <= row.keys():
-                message = (
-                    f"a sample is a `{type(row).__name__}`, must be a dictionary with `input_ids` and "
-                    "`labels`: nobody knows what it costs"
-                )
-                raise ValueError(message)
-            found.append(dict(row))
-    return found
-
-
-def _of_learnt(row: Row) -> Row:
-    """A sample whose first label is not learnt: no token of its own stands before it."""
-    labels = row["labels"].clone()
-    labels[:1] = _IGNORED
-    return {**row, "labels": labels}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
