@@ -69,10 +69,12 @@ def cost_of_parameters(model: nn.Module, *, is_trained: bool = True) -> Paramete
 
     Not counted: what encoder tokens see of each other, windows of the LLM's attention (all layers are taken
     to see the whole sample), the recurrence of linear attention, norms, embeddings, and forwards that
-    recomputation repeats. Of LoRA that all experts share (VeOmni), the map behind an expert counts once, though
-    it runs for each expert that a token reads. LoRA of experts by peft (`target_parameters`) counts as if each
-    token read the adapters of all experts. A projector is taken to read every encoder token. Tables of embeddings, also those
+    recomputation repeats. A projector is taken to read every encoder token. Tables of embeddings, also those
     of single layers (Gemma 4 E2B, E4B), are looked up and cost nothing.
+
+    Of one LoRA for all experts of a layer (VeOmni) each map counts once, also the one that runs for each
+    expert that a token reads. LoRA of experts by peft (`target_parameters`) counts as if a token read the
+    adapters of all experts.
 
     Args:
         model: of transformers, with or without adapters of peft, inside DDP or not. Its values are not read:
