@@ -21,7 +21,13 @@ CONFIGS = {
     "deepseek_v3": {
         **ALIKE,
         **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
-        **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8},
+        **{
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+        },
     },
 }
 
@@ -33,7 +39,9 @@ def test_experts_count_once(name, kind):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **CONFIGS[name]))
     full = cost_of_parameters(model).llm_token
     model.requires_grad_(False)
-    blocks = [module for module in model.modules() if hasattr(getattr(module, "experts", None), "gate_up_proj")]
+    blocks = [
+        module for module in model.modules() if hasattr(getattr(module, "experts", None), "gate_up_proj")
+    ]
     for block in blocks:
         block.experts = getattr(moe_layers, kind)(block.experts, r=2, lora_alpha=4)
     adapters = sum(weight.numel() for key, weight in model.named_parameters() if ".lora_" in key)
