@@ -12,11 +12,24 @@ from pathlib import Path
 import pytest
 import tiny_vision
 import torch
-from veomni_runs import TASK, key, run, samples_of, write_chats, write_tasks
 
 pytest.importorskip("veomni", reason="VeOmni is not installed: `make test-frameworks`")
+from veomni_media import hugging_face, loss_of
+from veomni_runs import (
+    TASK,
+    TRAINS,
+    key,
+    keys_of,
+    length,
+    patches,
+    run,
+    trained,
+    waits,
+    write_chats,
+    write_tasks,
+)
+
 PAGE = Path(__file__).resolve().parents[2] / "docs/frameworks.md"
-TOLERANCE = 1e-5
 COUNT = 40
 CAP = 300
 FIXED = {"train.dyn_bsz": False, "train.global_batch_size": 8}
@@ -77,24 +90,13 @@ def both(folder):
     return found
 
 
-def length(batch):
-    return sum(len(sample["input_ids"]) for sample in batch)
-
-
-def patches(batch):
-    return 4 * sum(int(sample["image_mask"].sum()) for sample in batch)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_step_has_its_samples(kind, both):
     """Each sample of a step once, as many microbatches on both ranks, none with more tokens than VeOmni's limit."""
     theirs, ours = both[f"theirs_{kind}"], both[f"ours_{kind}"]
     assert [len(rank["steps"]) for rank in ours] == [len(rank["steps"]) for rank in theirs]
     for step in range(len(theirs[0]["steps"])):
-        read, trained = (
-            [key(sample) for rank in ranks for sample in samples_of(rank, step)] for ranks in (theirs, ours)
-        )
-        assert sorted(trained) == sorted(read)
+        assert keys_of(ours, step) == keys_of(theirs, step)
         counts = {len(rank["steps"][step]) for rank in ours}
         assert len(counts) == 1
         fullest = max(length(batch) for rank in theirs for batch in rank["steps"][step])
@@ -105,18 +107,7 @@ def test_each_step_has_its_samples(kind, both):
 @pytest.mark.parametrize("kind", ["packed", "worker", "fixed", "single", "thread", "text"])
 def test_microbatches_are_even(kind, both):
     """By encoder patches and LLM tokens, which ranks wait for in each microbatch."""
-
-    def waits(ranks):
-        slots = [
-            slot
-            for steps in zip(*(rank["steps"] for rank in ranks), strict=True)
-            for slot in zip(*steps, strict=True)
-        ]
-        slowest = [sum(max(map(of, slot)) for slot in slots) for of in (patches, length)]
-        mean = [sum(sum(map(of, slot)) for slot in slots) / 2 for of in (patches, length)]
-        return sum(slowest) / sum(mean)
-
-    theirs, ours = waits(both[f"theirs_{kind}"]), waits(both[f"ours_{kind}"])
+    theirs, ours = (waits(both[f"{side}_{kind}"], (patches, length)) for side in ("theirs", "ours"))
     assert ours - 1 < (theirs - 1) / 2, (theirs, ours)
 
 
@@ -130,45 +121,25 @@ def test_ranks_end_together(both):
     ranks = both["ours_end"]
     counts = [[len(step) for step in rank["steps"]] for rank in ranks]
     assert counts[0] == counts[1]
-    trained = [key(sample) for rank in ranks for step in rank["steps"] for batch in step for sample in batch]
-    assert len(trained) == len(set(trained)) == COUNT
+    found = [key(sample) for rank in ranks for step in rank["steps"] for batch in step for sample in batch]
+    assert len(found) == len(set(found)) == COUNT
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "end", "epochs"])
 def test_two_ranks_train_what_one_process_trains(kind, folder, both):
     """Transformers' own model on each sample of a step alone, with the mean over all label tokens of the step."""
-    from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2ForCausalLM
-
-    ours = both[f"ours_{kind}"]
-    is_text = kind == "text"
-    maker = Qwen2ForCausalLM if is_text else Qwen2_5_VLForConditionalGeneration
-    model = maker.from_pretrained(folder / ("text" if is_text else "model"), attn_implementation="eager")
+    ours, is_text = both[f"ours_{kind}"], kind == "text"
+    model = hugging_face(folder, "text" if is_text else "model")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for step in range(len(ours[0]["steps"])):
-        rows = [sample for rank in ours for sample in samples_of(rank, step)]
-        count = sum(int((row["labels"][1:] != -100).sum()) for row in rows)
-        for row in rows:
-            (loss_of(model, row, is_text=is_text) / count).backward()
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.grad is not None:
-                    weight -= 0.1 * weight.grad
-                    weight.grad = None
-    one = {name: value for name, value in model.state_dict().items()}
+    one = trained(model, ours, loss_of_text if is_text else loss_of)
     assert tiny_vision.difference(one, before) > 1e-2
     for rank in ours:
-        assert tiny_vision.difference(rank["state"], one) <= TOLERANCE
+        assert tiny_vision.difference(rank["state"], one) <= TRAINS
 
 
-def loss_of(model, row, *, is_text):
+def loss_of_text(model, row):
     """Sum over the label tokens of a sample."""
-    ids = row["input_ids"].clone()
-    given = {}
-    if not is_text:
-        ids[row["image_mask"]] = model.config.image_token_id
-        given["position_ids"] = row["position_ids"][:, None]
-        given |= {name: row[name] for name in ("pixel_values", "image_grid_thw") if name in row}
-    logits = model(input_ids=ids[None], **given).logits[0, :-1]
+    logits = model(input_ids=row["input_ids"][None]).logits[0, :-1]
     return torch.nn.functional.cross_entropy(logits, row["labels"][1:], ignore_index=-100, reduction="sum")
 
 

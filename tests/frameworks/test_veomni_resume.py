@@ -16,6 +16,10 @@ GIVEN = {"train.max_steps": 3, "train.num_train_epochs": 2, "train.checkpoint.sa
 WORKER = {"train.dyn_bsz_runtime": "worker", "data.dataloader.num_workers": 1}
 KINDS = {
     "packed": {},
+    # Workers read on as soon as a loader goes on.
+    "ahead": {"data.dataloader.num_workers": 2},
+    # Microbatches that grow from step to step.
+    "warmup": {"train.bsz_warmup_ratio": 0.9, "train.bsz_warmup_init_mbtoken": 100},
     "fixed": {"train.dyn_bsz": False, "train.global_batch_size": 8, "train.micro_batch_size": 2},
     # A thread goes on behind the last step of an epoch as far as it comes, with dflop or without: of one epoch.
     "thread": {"data.dataloader.use_background_prefetcher": True, "train.num_train_epochs": 1},
@@ -24,8 +28,17 @@ KINDS = {
     "end": {**WORKER, "data.dataloader.drop_last": False, "train.max_steps": 100},
 }
 # In the step before which ranks die: within an epoch, at the end of the first one (where VeOmni begins a loader twice),
-# where a checkpoint says that one rank has no more samples in this epoch (VeOmni counts a step that has none).
-DIES = {"packed": [3, 4], "fixed": [4], "thread": [3], "worker": [3], "end": [8]}
+# within the second. In `end` a checkpoint says that one rank has no more samples in this epoch (VeOmni counts a step that
+# has none), and then one says an epoch that VeOmni would not find by its steps.
+DIES = {
+    "packed": [3, 4, 6],
+    "ahead": [3, 4, 6],
+    "warmup": [2, 3],
+    "fixed": [4],
+    "thread": [3],
+    "worker": [3],
+    "end": [8, 11],
+}
 NUM_STEPS = {"thread": 3, "end": 12}
 
 
@@ -53,14 +66,18 @@ def found(tmp_path_factory):
     for together in (
         [whole("packed"), whole("fixed"), whole("thread"), part("packed", 0)],
         [part("packed", 1)],
-        [part("packed", 2), part("fixed", 0)],
+        [part("packed", 2)],
+        [part("packed", 3), whole("warmup"), part("warmup", 0)],
+        [part("warmup", 1)],
+        [part("warmup", 2), part("fixed", 0)],
         [part("fixed", 1), part("thread", 0)],
         [part("thread", 1), part("worker", 0)],
         [part("worker", 1)],
         [whole("worker")],
         [whole("end")],
-        [part("end", 0)],
-        [part("end", 1)],
+        *([part("end", index)] for index in range(3)),
+        [whole("ahead")],
+        *([part("ahead", index)] for index in range(4)),
     ):
         found |= run(folder, *together)[0]
     return found

@@ -6,6 +6,7 @@ import tiny_media
 import torch
 
 CLASSES = {
+    "text": "Qwen2ForCausalLM",
     "model": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "experts": "Qwen3VLMoeForConditionalGeneration",

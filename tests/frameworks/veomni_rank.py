@@ -5,7 +5,7 @@
 chats -> VeOmni's dataset, loader, collation, model and FSDP2 -> samples of each microbatch, parameters
 
 Nothing of VeOmni is replaced but the device, Adam by plain descent, flash attention by attention of each packed
-sample alone, and Triton's products of experts by one product after the other.
+sample alone, and Triton's kernels for experts by one matrix product per expert.
 """
 
 from __future__ import annotations

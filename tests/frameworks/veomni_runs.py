@@ -146,8 +146,15 @@ def waits(ranks, works, *, meets="microbatch"):
         slots = [[[row for batch in of_rank for row in batch] for of_rank in step] for step in steps]
     slowest = [sum(max(map(of, slot)) for slot in slots) for of in works]
     mean = [sum(sum(map(of, slot)) for slot in slots) / len(ranks) for of in works]
-    # Each kind counts alike.
-    return sum(slow / even for slow, even in zip(slowest, mean, strict=True)) / len(works)
+    # Each kind counts alike; texts have nothing for an encoder.
+    ratios = [slow / even for slow, even in zip(slowest, mean, strict=True) if even]
+    return sum(ratios) / len(ratios)
+
+
+def patches(batch):
+    """Of pictures and videos."""
+    masks = [row[name] for row in batch for name in ("image_mask", "video_mask") if name in row]
+    return 4 * sum(int(mask.sum()) for mask in masks)
 
 
 def trained(model, ranks, loss_of):

@@ -7,7 +7,7 @@ import tiny_gemma4
 import torch
 from tiny_families import TINY
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import dflop
 from dflop.integrations import cost_of_parameters
@@ -124,30 +124,31 @@ def test_of_experts_those_count_that_a_token_reads():
     assert 0 < text.num_experts_per_tok < text.num_experts
 
 
-def test_experts_whose_weights_adapters_hold_cost_what_they_cost():
-    """As VeOmni's LoRA has them: each weight in a module beside its adapter, of as many experts."""
-    model = make("qwen3_vl_moe")
-    before = cost_of_parameters(model)
-    share = model.config.text_config.num_experts_per_tok / model.config.text_config.num_experts
-    adapters = 0
-    for layer in model.get_decoder().layers:
-        experts = layer.mlp.experts
-        taken = torch.nn.Module()
-        taken.num_experts = experts.num_experts
-        for name, weight in list(experts.named_parameters(recurse=False)):
-            held = torch.nn.Module()
-            held.base_layer, held.lora_A = torch.nn.Module(), torch.nn.ModuleDict()
-            held.base_layer.weight = weight
-            held.lora_A["default"] = torch.nn.Module()
-            held.lora_A["default"].weight = torch.nn.Parameter(
-                torch.zeros(experts.num_experts, 2, weight.shape[2])
-            )
-            adapters += held.lora_A["default"].weight.numel()
-            taken.add_module(name, held)
-        layer.mlp.experts = taken
-    found = cost_of_parameters(model)
-    assert adapters > 0
-    assert found.llm_token == pytest.approx(before.llm_token + 6 * adapters * share)
+DEEPSEEK = {
+    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+    "first_k_dense_replace": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "q_lora_rank": 8, "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "vocab_size": 64,
+}  # fmt: skip
+"""Its block of experts says their number, and so do the experts inside."""
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "deepseek_v3"])
+@pytest.mark.parametrize("targets", [["gate_up_proj"], ["gate_up_proj", "down_proj"]])
+def test_experts_inside_wrappers_of_peft_count_once(name, targets):
+    """Two wrappers are nested. What is frozen has no gradient of its own, so two operations of six fall away."""
+    peft = pytest.importorskip("peft", minversion="0.18")
+    if name == "deepseek_v3":
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **DEEPSEEK))
+    else:
+        model = make(name)
+    full = cost_of_parameters(model).llm_token
+    named = [f"experts.{target}" for target in targets]
+    lora = peft.LoraConfig(r=2, target_modules=[], target_parameters=named)
+    adapted = peft.get_peft_model(model, lora)
+    adapters = [weight.numel() for key, weight in adapted.named_parameters() if "lora_" in key]
+    assert len(adapters) >= 2 * len(targets)
+    assert cost_of_parameters(adapted).llm_token == pytest.approx(full * 2 / 3 + 6 * sum(adapters))
 
 
 def test_gemma_4_e2b_costs_what_its_published_sizes_say():

@@ -85,7 +85,7 @@ class Loader:
 
     def __init__(self):
         self._collate_fn = list
-        self.state = {}
+        self.state = None
 
     def __iter__(self):
         return iter([[_Microbatch([{"input_ids": torch.arange(4)}])]] * 2)
@@ -96,37 +96,76 @@ class Loader:
     def load_state_dict(self, state):
         self.state = state
 
+    def set_epoch(self, epoch):
+        self.epoch = epoch
 
-def loader_of_veomni():
+
+def loader_of_veomni(num_ranks=2, train_steps=100):
     """Dflop's in its place, before it knows a model or ranks."""
     found = _BalancedLoader.__new__(_BalancedLoader)
-    found._theirs = Loader()
-    found._has_ended = found._was_ended = found._is_loaded = False
+    found._trainer = SimpleNamespace(
+        args=SimpleNamespace(train_steps=train_steps), start_epoch=0, start_step=0
+    )
+    found._theirs, found._num_ranks = Loader(), num_ranks
+    found._has_ended = found._is_over = False
+    found._epoch, found._num_steps, found._loaded = 0, 0, None
     found._spread = SimpleNamespace(begin=lambda: None)
     found._balanced = list
     return found
 
 
+def place(loader):
+    return loader._trainer.start_epoch, loader._trainer.start_step
+
+
 def test_a_rank_of_veomni_whose_samples_have_ended_stays_ended():
     """Other ranks may train on theirs; a run that resumes there must not read this one's again."""
     loader = loader_of_veomni()
+    # They have four steps.
+    loader._balanced = lambda step: step or ["of another rank"] * (loader._num_steps < 4)
     steps = iter(loader)
-    assert [len(next(steps)), len(next(steps))] == [1, 1]
-    assert loader.state_dict() == {"step": 2}
-    with pytest.raises(StopIteration):
-        next(steps)
+    assert [next(steps) != [], next(steps) != []] == [True, True]
+    assert not loader.state_dict()["_dflop"]["has_ended"]
+    assert next(steps) == ["of another rank"]
     state = loader.state_dict()
-    assert state == {"step": 2, "dflop_has_ended": True}
+    expected = {"has_ended": True, "num_ranks": 2, "epoch": 0, "num_steps": 3}
+    assert state == {"step": 2, "_dflop": expected}
     resumed = loader_of_veomni()
     resumed.load_state_dict(state)
-    assert resumed._theirs.state == {"step": 2}
-    assert list(resumed) == []
+    # Until samples are read: VeOmni's loader with workers would read on in the order of another epoch.
+    assert resumed._theirs.state is None
     assert resumed.state_dict() == state
+    assert place(resumed) == (0, 3)
+    assert list(resumed) == []
+    # VeOmni's own says one step less, of which `bsz_warmup` makes microbatches.
+    assert resumed._theirs.state == {"step": 3}
     # The next epoch has samples, there and where nothing was loaded.
-    assert len(list(resumed)) == len(list(loader)) == 2
+    assert len(list(resumed)) == len(list(loader_of_veomni())) == 2
     resumed = loader_of_veomni()
     resumed.load_state_dict({"step": 2})
     assert len(list(resumed)) == 2
+
+
+@pytest.mark.parametrize(
+    ("train_steps", "num_read", "expected"), [(2, 2, (4, 0)), (100, 3, (4, 0)), (100, 1, (3, 1))]
+)
+def test_a_run_of_veomni_goes_on_in_the_epoch_that_was_saved(train_steps, num_read, expected):
+    """Behind as many steps as VeOmni counts to an epoch, behind one that ended before, and within one."""
+    loader = loader_of_veomni(train_steps=train_steps)
+    loader.set_epoch(3)
+    steps = iter(loader)
+    for _ in range(num_read):
+        next(steps, None)
+    resumed = loader_of_veomni(train_steps=train_steps)
+    resumed.load_state_dict(loader.state_dict())
+    assert place(resumed) == expected
+
+
+def test_a_checkpoint_of_another_number_of_ranks_is_refused():
+    """Each rank would go on behind as many samples as another one has read."""
+    state = loader_of_veomni(num_ranks=4).state_dict()
+    with pytest.raises(ValueError, match="is of 4 data-parallel ranks, this run has 2.* Go on with 4"):
+        loader_of_veomni().load_state_dict(state)
 
 
 def test_copies_that_veomni_makes_behind_the_last_step_are_no_samples():
@@ -201,7 +240,9 @@ def test_microbatches_are_as_read_where_no_others_keep_the_limit(monkeypatch):
         ({"dp_shard_size": 1}, "step"),
         # HSDP: those of a shard meet in each layer.
         ({"dp_shard_size": 2}, "phase"),
-        ({"dp_shard_size": 1, "any_extra_parallel_enabled": True}, "phase"),
+        # Experts are shared out inside of a shard.
+        ({"dp_shard_size": 1, "any_extra_parallel_enabled": True}, "step"),
+        ({"dp_mode": "ddp", "any_extra_parallel_enabled": True}, "phase"),
     ],
 )
 def test_ranks_of_veomni_wait_for_those_that_hold_other_parts_of_the_model(given, meets):

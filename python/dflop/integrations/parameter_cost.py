@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_COUNTED_ALONE = (nn.Linear, *_CONVOLUTIONS)
 # What configurations call the experts of a layer, and those that a token reads.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
@@ -70,6 +71,10 @@ def cost_of_parameters(model: nn.Module, *, is_trained: bool = True) -> Paramete
     to see the whole sample), the recurrence of linear attention, norms, embeddings, and forwards that
     recomputation repeats. A projector is taken to read every encoder token. Tables of embeddings, also those
     of single layers (Gemma 4 E2B, E4B), are looked up and cost nothing.
+
+    Of one LoRA for all experts of a layer (VeOmni) each map counts once, also the one that runs for each
+    expert that a token reads. LoRA of experts by peft (`target_parameters`) counts as if a token read the
+    adapters of all experts.
 
     Args:
         model: of transformers, with or without adapters of peft, inside DDP or not. Its values are not read:
@@ -198,16 +203,18 @@ def _that_draws(whole: nn.Module) -> set[int]:
 
 def _experts(module: nn.Module) -> Iterator[torch.Tensor]:
     """Weights of experts side by side in it; a table of positions has three axes too, and no such name."""
-    if not any(hasattr(module, name) for name in _NUM_EXPERTS):
+    if not _says_experts(module):
         return
-    # Adapters of VeOmni take the weights over: each into a module with its `lora_A`.
-    taken = [child for child in module.children() if hasattr(child, "lora_A")]
-    for weight in (
-        *module.parameters(recurse=False),
-        *(one for child in taken for one in child.parameters()),
-    ):
-        if weight.dim() == 3:
-            yield weight
+    # VeOmni's LoRA moves each weight into a module beside its `lora_A`. Wrappers of peft, and experts inside
+    # of a block that says their number too, say it themselves: they come by themselves.
+    taken = [child for child in module.children() if hasattr(child, "lora_A") and not _says_experts(child)]
+    holders = [one for child in taken for one in child.modules() if not isinstance(one, _COUNTED_ALONE)]
+    for holder in (module, *holders):
+        yield from (weight for weight in holder.parameters(recurse=False) if weight.dim() == 3)
+
+
+def _says_experts(module: nn.Module) -> bool:
+    return any(hasattr(module, name) for name in _NUM_EXPERTS)
 
 
 def _share_of_experts(config: Any) -> float:

@@ -41,8 +41,8 @@ _OF_MICROBATCH = {
 }
 """Fields of a model's configuration that add a loss of another kind."""
 
-_ENDED = "dflop_has_ended"
-"""Of the state of a rank's loader."""
+_OURS = "_dflop"
+"""Of the state of a rank's loader; VeOmni's own loader forgets names with such a beginning."""
 
 _is_balanced = False
 
@@ -133,14 +133,16 @@ class _BalancedLoader:
 
     def __init__(self, trainer: Any, state: Any) -> None:
         """Lets the loader leave collation for later, and counts costs before the model is sharded."""
-        self._theirs = trainer.train_dataloader
+        self._trainer, self._theirs = trainer, trainer.train_dataloader
         self._collate = _left_for_later(self._theirs)
         self._is_classification = trainer.args.data.data_type == "classification"
         self._spread = Spread(trainer, state)
-        # In this epoch, and in the state that the next one begins with.
-        self._has_ended = self._was_ended = False
-        # A state was loaded, and no iteration has begun since.
-        self._is_loaded = False
+        self._num_ranks = state.dp_size
+        self._epoch = self._num_steps = 0
+        # In this epoch: of this rank, and of all.
+        self._has_ended = self._is_over = False
+        # A state that was loaded, until an iteration begins there.
+        self._loaded: dict[str, Any] | None = None
         self._pins = torch.cuda.is_available() and trainer.args.data.dataloader.pin_memory
 
     def __getattr__(self, name: str) -> Any:
@@ -156,30 +158,77 @@ class _BalancedLoader:
     def __iter__(self) -> Iterator[list[Any]]:
         """Balanced steps, from where VeOmni's loader stands."""
         self._spread.begin()
+        loaded, self._loaded = self._loaded, None
         # A state that was loaded may be of a rank whose samples had ended: it would read them again.
-        self._has_ended, self._was_ended = self._was_ended, False
-        if not self._is_loaded:
+        self._has_ended, self._is_over = bool(loaded and loaded.get(_OURS, {}).get("has_ended")), False
+        if loaded is None:
+            self._num_steps = 0
             _begin_anew(self._theirs)
-        self._is_loaded = False
+        else:
+            # Not before: with workers VeOmni's loader reads on at once, and now it knows the epoch.
+            self._theirs.load_state_dict(self._of_theirs(loaded))
         theirs = iter(self._theirs)
-        return _Steps(iter(()) if self._has_ended else theirs, self._balanced, self._end)
+        return _Steps(iter(()) if self._has_ended else theirs, self._step_of)
 
-    def _end(self) -> None:
-        self._has_ended = True
+    def _of_theirs(self, loaded: dict[str, Any]) -> dict[str, Any]:
+        """The state that VeOmni's loader takes."""
+        found = {name: value for name, value in loaded.items() if name != _OURS}
+        # It hands out a step before it counts it, so by itself `bsz_warmup` would fall behind at each resume.
+        return {**found, "step": self._num_steps} if "step" in found and _OURS in loaded else found
+
+    def _step_of(self, read: list[_Microbatch] | None) -> list[Any]:
+        """The next step; empty where no rank has read anything. None: this rank has no more."""
+        self._has_ended |= read is None
+        found = self._balanced(read or [])
+        self._is_over = not found
+        self._num_steps += bool(found)
+        return found
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lets samples come in the order of an epoch; VeOmni calls it before it iterates.
+
+        Args:
+            epoch: from 0.
+        """
+        self._epoch = epoch
+        self._theirs.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """VeOmni's, and whether this rank's samples have ended while others train on theirs."""
-        state = self._theirs.state_dict()
-        return {**state, _ENDED: True} if self._has_ended else state
+        """VeOmni's, the place in the epoch, and whether this rank's samples have ended before others'.
+
+        Returns:
+            For `load_state_dict` of as many data-parallel ranks, or of VeOmni's own loader.
+        """
+        if self._loaded is not None:
+            return self._loaded
+        place = (self._epoch + 1, 0) if self._is_over else (self._epoch, self._num_steps)
+        ours = {"has_ended": self._has_ended, "num_ranks": self._num_ranks}
+        return {**self._theirs.state_dict(), _OURS: {**ours, "epoch": place[0], "num_steps": place[1]}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there.
+        """Goes on from there when the next iteration begins.
 
         Args:
             state: of `state_dict`, or of VeOmni's own loader.
+
+        Raises:
+            ValueError: it is of another number of data-parallel ranks.
         """
-        self._was_ended, self._is_loaded = bool(state.get(_ENDED, False)), True
-        self._theirs.load_state_dict({name: value for name, value in state.items() if name != _ENDED})
+        ours = state.get(_OURS, {})
+        if (num_ranks := ours.get("num_ranks", self._num_ranks)) != self._num_ranks:
+            message = (
+                f"the checkpoint is of {num_ranks} data-parallel ranks, this run has {self._num_ranks}: "
+                f"samples would be repeated or left out. Go on with {num_ranks}, or begin anew from its "
+                "weights alone (`model.model_path`)"
+            )
+            raise ValueError(message)
+        if ours:
+            # VeOmni divides its steps by `train_steps`; an epoch may have had fewer.
+            place = ours["epoch"], ours["num_steps"]
+            if place[1] >= self._trainer.args.train_steps:
+                place = ours["epoch"] + 1, 0
+            self._trainer.start_epoch, self._trainer.start_step = place
+        self._loaded, self._num_steps = state, self._trainer.start_step
 
     def _balanced(self, step: list[_Microbatch]) -> list[Any]:
         """The microbatches of this rank; none where no rank has read anything."""
@@ -218,22 +267,14 @@ class _BalancedLoader:
 class _Steps:
     """Goes on until no rank has samples."""
 
-    def __init__(
-        self,
-        theirs: Iterator[Any],
-        balanced: Callable[[list[Any]], list[Any]],
-        end: Callable[[], None],
-    ) -> None:
-        self._theirs, self._balanced, self._end = theirs, balanced, end
+    def __init__(self, theirs: Iterator[Any], step_of: Callable[[Any], list[Any]]) -> None:
+        self._theirs, self._step_of = theirs, step_of
 
     def __iter__(self) -> _Steps:
         return self
 
     def __next__(self) -> list[Any]:
-        step = next(self._theirs, None)
-        if step is None:
-            self._end()
-        if not (found := self._balanced(step or [])):
+        if not (found := self._step_of(next(self._theirs, None))):
             raise StopIteration
         return found
 
@@ -241,8 +282,8 @@ class _Steps:
 def _begin_anew(loader: Any) -> None:
     """Forgets where a sampler was to go on, if nobody read there.
 
-    At the end of an epoch VeOmni loads a state and begins the next epoch: torchdata would leave out as many
-    samples of it as were read before.
+    At the end of an epoch VeOmni loads a state and begins the next epoch. With `num_workers: 0` torchdata
+    would leave out as many samples of it as were read before; workers have read there by then.
     """
     sampler: Any = getattr(getattr(loader, "_dataloader", loader), "sampler", None)
     if getattr(sampler, "next_yielded", None) is not None:

@@ -93,8 +93,9 @@ def _shares_encoder(model: Any) -> bool:
 
 def _meets(state: Any) -> Meets:
     """What data-parallel ranks wait for: those with parts of a model wait for each other in every layer."""
-    holds_all = state.dp_mode == "ddp" or state.dp_shard_size == 1
-    return "step" if holds_all and not state.any_extra_parallel_enabled else "phase"
+    # Ranks that share experts out lie in one shard, so inside of one data-parallel rank where it is a shard.
+    holds_all = state.dp_shard_size == 1 or (state.dp_mode == "ddp" and not state.any_extra_parallel_enabled)
+    return "step" if holds_all else "phase"
 
 
 def _length(row: Row) -> int:
