@@ -112,7 +112,8 @@ def gradients(model, loss):
 def check_equal(found, expected, tolerance):
     for name in found.keys() | expected.keys():
         both = [of.get(name, torch.zeros(())) for of in (found, expected)]
-        size = max(float(both[1].norm()), 2e-4)
+        # What keys add has no gradient but rounding, which is another one on each processor.
+        size = max(float(both[1].norm()), 4e-4)
         assert float((both[0] - both[1]).norm()) / size < tolerance, name
 
 

@@ -8,16 +8,10 @@ use dflop_types::Plan;
 use std::fmt::Write as _;
 use std::fs;
 
-/// A demo with profiles and a plan.
-fn planned() -> Session {
-    let session = Session::planned();
-    session
-}
-
 /// A slip of `--out`: the configuration, artifacts of another kind and pipes stay, and it is told before the work.
 #[test]
 fn what_is_of_another_kind_is_not_replaced() {
-    let session = planned();
+    let session = Session::planned();
     let all = ["demo/dflop.yaml", "demo/plan.json", "demo/model_profile.json", "demo/data_profile.parquet"];
     let read = || all.map(|name| fs::read(session.path(name)).unwrap());
     let before = read();
@@ -86,7 +80,7 @@ fn a_demo_overwrites_nothing_unasked() {
 /// The number of ranks is that of the plan, be there traces or not.
 #[test]
 fn a_report_without_traces_knows_the_ranks() {
-    let session = planned();
+    let session = Session::planned();
     let mut metrics = String::new();
     for pair in 0..3 {
         for (arm, ns) in [("blind", 200_000_000), ("aware", 100_000_000)] {
@@ -139,7 +133,7 @@ fn losses_of_a_run_are_reported_by_kind_and_source() {
 /// A run is shown beside the plan and the data that it was trained with, or not at all.
 #[test]
 fn a_run_of_another_plan_is_not_reported() {
-    let session = planned();
+    let session = Session::planned();
     let lines = |plan: &str, data: &str| {
         let schedule = serde_json::json!({"step": 0, "llm": [], "encoder": [], "label_tokens": 0,
             "predicted_makespan_ns": 0, "max_load_ns": 0, "lower_bound_ns": 0});
@@ -197,7 +191,7 @@ fn a_run_of_another_plan_is_not_reported() {
 /// A slip of `-o` does not cost a model's configuration.
 #[test]
 fn what_dflop_did_not_write_is_not_replaced() {
-    let session = planned();
+    let session = Session::planned();
     let before = fs::read(session.path("demo/model/config.json")).unwrap();
     let estimate = [
         "profile",

@@ -50,7 +50,7 @@ fn tokens_are_those_of_the_whole_text() {
     assert_eq!(features, [3, 3, 3]);
 }
 
-/// As ms-swift, OpenAI and Axolotl write it; of a question it says nothing.
+/// As ms-swift, `OpenAI` and Axolotl write it; of a question it says nothing.
 #[test]
 fn an_answer_may_carry_no_loss() {
     let turn = |role: &str, content: &str| json!({"role": role, "content": content});
