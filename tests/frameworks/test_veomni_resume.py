@@ -56,6 +56,10 @@ def whole(kind):
     return {"name": f"whole_{kind}", "is_ours": True, "given": {**GIVEN, **KINDS[kind]}}
 
 
+# What the first test waits for, all parts of all runs, takes six minutes of two free cores.
+pytestmark = pytest.mark.timeout(1800)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What ranks found in each part; who dies is the last in its process, and so are workers of a loader."""
