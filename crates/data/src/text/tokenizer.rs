@@ -4,6 +4,7 @@ use crate::error::DataError;
 use crate::family::model_files::{AddedTokens, ModelFiles};
 use crate::foreign::guarded;
 use serde_json::Value;
+use std::collections::HashMap;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::utils::padding::PaddingStrategy;
 use tokenizers::{AddedToken, Tokenizer};
@@ -141,20 +142,26 @@ fn add_tokens(tokenizer: &mut Tokenizer, added: AddedTokens, vocabulary: Option<
         }
     }
     tokens.extend(special);
-    let mut strangers = Vec::new();
+    let by_content: HashMap<&str, &AddedToken> =
+        there.values().map(|token| (token.content.as_str(), token)).collect();
+    // A new one has the id behind all others; models list thousands that are no news.
+    let last = there.keys().max().map_or(0, |&id| u64::from(id) + 1);
+    let mut next = last.max(tokenizer.get_vocab_size(false) as u64);
+    let (mut news, mut strangers) = (Vec::new(), Vec::new());
     for token in tokens {
-        if token.content.is_empty() {
+        let is_known = by_content.get(token.content.as_str()).is_some_and(|known| **known == token);
+        if token.content.is_empty() || is_known {
             continue;
         }
-        let num_words = tokenizer.get_vocab_size(false) as u64;
-        let last = tokenizer.get_added_tokens_decoder().into_keys().max().map_or(0, u64::from);
-        let id = tokenizer.token_to_id(&token.content).map_or(num_words.max(last + 1), u64::from);
-        if vocabulary.is_some_and(|size| id >= size) {
+        let is_new = tokenizer.token_to_id(&token.content).is_none();
+        if is_new && vocabulary.is_some_and(|size| next >= size) {
             strangers.push(token.content);
-        } else {
-            tokenizer.add_tokens(&[token]);
+            continue;
         }
+        next += u64::from(is_new);
+        news.push(token);
     }
+    tokenizer.add_tokens(&news);
     strangers
 }
 

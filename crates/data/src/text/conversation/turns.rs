@@ -281,7 +281,7 @@ fn role(place: &str, turn: &Value) -> Result<Role, String> {
         .ok_or_else(|| format!("`{place}.{name}`: `{role}`, must be human, gpt, user, assistant or system"))
 }
 
-/// Whether a turn says that it carries no loss.
+/// Whether a turn carries loss: it does unless it says otherwise.
 fn is_learnt(turn: &Value) -> bool {
     let is_off = |value: &Value| value == false || value.as_f64() == Some(0.0);
     !LOSSES.into_iter().any(|name| field(turn, name).is_some_and(is_off))
