@@ -118,6 +118,41 @@ def test_tokens_that_differ_are_found(folder, tmp_path, capfd):
     )
 
 
+CALLING = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}{% endif %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_picture_that_a_tool_shows_is_equal(folder, tmp_path, capfd):
+    """The sample with its tools is given to the processor of transformers."""
+    copy = tmp_path / "demo"
+    shutil.copytree(folder, copy)
+    look = {"type": "function", "function": {"name": "look", "arguments": {"at": [1, 2.5]}}}
+    turns = [
+        {"role": "user", "content": "where?"},
+        {"role": "assistant", "content": "I look", "tool_calls": [look]},
+        {"role": "tool", "content": "here <image>"},
+        {"role": "assistant", "content": "there"},
+    ]
+    picture = next((copy / "data" / "media").glob("*.jpg"))
+    record = {"id": "tool", "images": [str(picture)], "tools": [{"name": "look"}], "messages": turns}
+    (copy / "one.jsonl").write_text(json.dumps(record) + "\n")
+    (copy / "calling.jinja").write_text(CALLING)
+    text = (copy / "dflop.yaml").read_text()
+    text = text.replace("mixture: data/mixture.yaml", "mixture: one.jsonl\n  chat_template: calling.jinja")
+    (copy / "dflop.yaml").write_text(text)
+    assert run_cli(["dflop", "profile", "data", "-c", str(copy / "dflop.yaml")]) == (0, None)
+    capfd.readouterr()
+    status, found = found_by(copy, capfd, "--samples", "1")
+    assert (status, found["samples"][0]["tokens"]) == (0, "equal")
+    # Calls and what is said carry loss; the tool's picture does not.
+    assert 20 < found["samples"][0]["label_tokens"] < 80
+
+
 def test_a_sample_is_asked_for_by_name(folder, capfd):
     """One that is not there is an error that names another."""
     status, found = found_by(folder, capfd, "--sample", "demo_0007", "--sample", "demo_0003")

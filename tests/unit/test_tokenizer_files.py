@@ -172,14 +172,15 @@ def test_special_tokens_that_would_be_split_are_refused(folder):
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "name"])
-def test_a_field_of_a_turn_that_the_template_reads_is_refused(field, folder):
+def test_a_field_of_a_turn_that_the_template_reads_is_written(field, folder):
     turn = {"role": "user", "content": "x", field: "thinks"}
     sample = (json.dumps({"messages": [turn]}), [])
     # A template that does not read it writes the same with and without it.
     ((ids, _, _),) = encode_conversations(str(folder), LLAVA_MARKS, [sample])
     assert ids == encode(folder, "x")
     (folder / "chat_template.jinja").write_text(QWEN2 + "{{ messages[0]." + field + " }}")
-    with pytest.raises(
-        ProfileError, match=f"a turn has `{field}`, which the chat template reads and dflop does not"
-    ):
-        encode_conversations(str(folder), LLAVA_MARKS, [sample])
+    ((more, _, _),) = encode_conversations(str(folder), LLAVA_MARKS, [sample])
+    (folder / "chat_template.jinja").write_text(QWEN2 + "thinks")
+    ((expected, _, _),) = encode_conversations(str(folder), LLAVA_MARKS, [sample])
+    assert more == expected
+    assert more != ids

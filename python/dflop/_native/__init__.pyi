@@ -160,7 +160,7 @@ class Dataset:
     def encode(self, sample: int) -> EncodedSample:
         """ProfileError if it is not as profiled; its `is_of_sample` is true if the sample is bad now."""
     def messages(self, sample: int) -> str:
-        """What the chat template is rendered with, as JSON: a list of `{"role", "content"}`."""
+        """What the chat template takes, as JSON: `[{"role", "content"}]`, or `{"messages", "tools"}`."""
     def kind(self, sample: int) -> Literal["text", "image", "multi_image", "video", "audio"]: ...
     def source(self, sample: int) -> str:
         """Name of the source in the mixture that it comes from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,14 @@ class Processor:
         except Exception as error:  # noqa: BLE001
             self.fault = f"transformers makes no processor of `{model_dir}`: {first_line(error)}"
 
-    def tokens(self, messages: Sequence[Any] | str, media: Sequence[Medium]) -> tuple[list[int] | None, str]:
+    def tokens(
+        self, messages: Sequence[Any] | Mapping[str, Any] | str, media: Sequence[Medium]
+    ) -> tuple[list[int] | None, str]:
         """The ids of a conversation.
 
         Args:
-            messages: As the chat template takes them; of a document its text, which no template writes.
+            messages: As the chat template takes them, or `{"messages", "tools"}` where there are tools; of a
+                document its text, which no template writes.
             media: In the order of their places.
 
         Returns:
@@ -84,9 +88,10 @@ class Processor:
         except Exception as error:  # noqa: BLE001
             return None, f"transformers' processor does not take the sample: {first_line(error)}"
 
-    def _written(self, messages: Sequence[Any]) -> str:
+    def _written(self, said: Sequence[Any] | Mapping[str, Any]) -> str:
+        messages, tools = (said["messages"], said["tools"]) if isinstance(said, Mapping) else (said, None)
         return self._processor.apply_chat_template(
-            messages, chat_template=self._template, tokenize=False, add_generation_prompt=False
+            messages, chat_template=self._template, tools=tools, tokenize=False, add_generation_prompt=False
         )
 
 

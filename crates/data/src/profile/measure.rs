@@ -107,7 +107,7 @@ pub(crate) struct Rule {
     pub(crate) max_positions: Option<u64>,
     /// [`DataProfile::LLM_SIZE`], where the configuration says it.
     pub(crate) llm_size: Option<String>,
-    tokenizer: ChatTokenizer,
+    pub(crate) tokenizer: ChatTokenizer,
     sampling: VideoSampling,
 }
 

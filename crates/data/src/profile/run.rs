@@ -164,7 +164,8 @@ impl Run<'_> {
     fn sample(&self, taken: &TakenRecord) -> Result<(ProfiledSample, Fields), BadSample> {
         let from = &self.corpus.mixture.sources[taken.source as usize];
         let fallback_id = self.corpus.fallback_id(taken.source, taken.position);
-        let parsed = ParsedRecord::new(&taken.record, from)?;
+        let mut parsed = ParsedRecord::new(&taken.record, from)?;
+        parsed.fields.unread.retain(|field| !self.rule.tokenizer.reads(field));
         if let Some(sample) = self.known_sample(taken.source, &parsed, &fallback_id) {
             self.num_reused.fetch_add(1, Ordering::Relaxed);
             return Ok((sample, parsed.fields));

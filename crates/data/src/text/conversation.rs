@@ -14,10 +14,16 @@
 //! | document | `texts`, a list of text and nulls, with `images`, which has an image where `texts` has null (OBELICS, `OmniCorpus`); or `text` alone (TRL's language modeling) |
 //!
 //! *Turns.* Both lists take either pair of names. Speakers are `human` and `user`; `gpt`, `assistant`, `chatgpt`,
-//! `bard`, `bing` and `model`; `system`. A text under `system` beside the turns is a system turn before them. Tools
-//! are refused by name: `tools`, `tool_calls`, `function_call` and speakers of them; so are `choices`, `options`, `context` and
-//! `hint` beside a question, since leaving them out would change what is asked. An answer whose `loss`, `train` or `training`
-//! is false, or whose `weight` is 0, carries no loss; between 0 and 1 they are refused. `input` is refused beside a question other than an `instruction`, under which it stands in a line of its own, as in Alpaca's data.
+//! `bard`, `bing` and `model`; `system`. A text under `system` beside the turns is a system turn before them. `choices`, `options`,
+//! `context` and `hint` beside a question are refused, since leaving them out would change what is asked. An answer whose `loss`,
+//! `train` or `training` is false, or whose `weight` is 0, carries no loss; between 0 and 1 they are refused. `input` is refused beside
+//! a question other than an `instruction`, under which it stands in a line of its own, as in Alpaca's data.
+//!
+//! *Tools.* `tools` beside the turns, `tool_calls` or `function_call` in an assistant's, and turns of `tool`, `function`,
+//! `observation`, `tool_response` or `ipython`, which may show media. A turn of `function_call` or `tool_call` is JSON: its calls
+//! belong to the answer before it. All of these may be JSON in a text.
+//!
+//! *Other fields* of a turn, such as `reasoning_content`, are given to the chat template. A notice names those that it does not read.
 //!
 //! *Content* is text, or a list of parts: `{"type": "text", "text"}` and media of the types `image`, `image_url`,
 //! `input_image`, `video`, `video_url`, `audio`, `audio_url` and `input_audio`. A part without `type` is what its one field
@@ -36,13 +42,18 @@
 mod document;
 mod media;
 mod placeholders;
+mod tools;
 mod turns;
 mod unread;
+
+pub(crate) use tools::CALLS;
+pub(crate) use turns::THOUGHTS;
+pub(crate) use unread::field_of_turns;
 
 use crate::media::MediaKind;
 use crate::source::unread::UnreadField;
 use bytes::Bytes;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +64,8 @@ pub enum Role {
     User,
     /// Answers: their tokens carry loss.
     Assistant,
+    /// What a tool gave; no loss.
+    Tool,
 }
 
 impl Role {
@@ -62,6 +75,7 @@ impl Role {
             Self::System => "system",
             Self::User => "user",
             Self::Assistant => "assistant",
+            Self::Tool => "tool",
         }
     }
 
@@ -70,6 +84,7 @@ impl Role {
             "system" => Some(Self::System),
             "human" | "user" => Some(Self::User),
             "gpt" | "assistant" | "chatgpt" | "bard" | "bing" | "model" => Some(Self::Assistant),
+            tool if tools::SPEAKERS.contains(&tool) => Some(Self::Tool),
             _ => None,
         }
     }
@@ -93,6 +108,8 @@ pub struct Turn {
     pub parts: Vec<TurnPart>,
     /// Whether an assistant's turn carries loss; of no meaning elsewhere.
     pub is_learnt: bool,
+    /// What else it has, which a chat template may read: `reasoning_content`, `tool_calls`, `name`.
+    pub fields: Map<String, Value>,
 }
 
 /// Where the record says a medium is.
@@ -134,8 +151,8 @@ pub struct Conversation {
     pub media: Vec<MediaReference>,
     /// Whether it is a document: text without speakers, which no chat template writes, and which carries loss as a whole.
     pub is_document: bool,
-    /// Fields of turns that are not read. A chat template may read them.
-    pub unread: Vec<String>,
+    /// Tools that may be called, as chat templates read them.
+    pub tools: Vec<Value>,
 }
 
 impl Conversation {
@@ -172,8 +189,10 @@ impl Conversation {
         }
         let (turns, media, read) = parsed?;
         let unread = unread::of_record(record, &read, media.is_empty());
-        let of_turns = unread::of_turns(&unread);
-        Ok((Self { id: id_of(record), turns, media, is_document: false, unread: of_turns }, unread))
+        Ok((
+            Self { id: id_of(record), turns, media, is_document: false, tools: tools::of_record(record)? },
+            unread,
+        ))
     }
 }
 
@@ -210,6 +229,15 @@ struct Said {
     pieces: Vec<Piece>,
     /// As in [`Turn`].
     is_learnt: bool,
+    /// As in [`Turn`].
+    fields: Map<String, Value>,
+}
+
+impl Said {
+    /// A turn that says no more than its pieces, and carries loss where the assistant speaks.
+    fn plain(role: Role, pieces: Vec<Piece>) -> Self {
+        Self { role, pieces, is_learnt: true, fields: Map::new() }
+    }
 }
 
 #[derive(Debug)]

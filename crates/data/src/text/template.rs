@@ -1,14 +1,15 @@
 //! A model's chat template: a conversation in, the text that the model was taught and where the answers stand in it.
 //!
 //! Templates are Jinja, rendered as transformers renders them: `trim_blocks` and `lstrip_blocks`, `messages`,
-//! `add_generation_prompt`, `tools` and `documents` (none) and the special tokens as variables, `raise_exception`,
+//! `add_generation_prompt`, `tools` (those of the record), `documents` (none) and the special tokens as variables, `raise_exception`,
 //! `tojson` without HTML escapes, Python's methods of texts, lists and mappings. `strftime_now` is refused: a sample
 //! must have the same tokens tomorrow.
 //!
 //! What a message's `content` is, a list of parts (`[{"type": "image"}, {"type": "text", "text": ..}]`) or a text
 //! with the placeholders in it, is found by a probe when the template is opened: the list where the template writes
 //! the probe's text from a list, and one placeholder for one medium; the text where it does so from a text. User,
-//! assistant and system turns are probed apart, for templates that take a list from the user alone.
+//! assistant, system and tool turns are probed apart, for templates that take a list from the user alone. A turn's other
+//! fields, calls of tools among them, go to the template as the record has them.
 //!
 //! Where the answers stand:
 //!
@@ -19,8 +20,10 @@
 //!   2. else by marks around the content without the spaces at its ends, where these change nothing: a template that trims
 //!   3. else between the rendering of what is before the answer, with `add_generation_prompt`, and the rendering up to it
 //!   4. else not at all: an error
+//! of one with thoughts or calls of tools         from the turn's header to its end (answers.rs)
 //! ```
 
+mod answers;
 mod apart;
 mod engine;
 mod fields;
@@ -29,11 +32,14 @@ mod jinja;
 pub use apart::{render_templates_with, serve_templates};
 
 use crate::media::MediaKind;
-use crate::text::conversation::{Conversation, Role, Turn, TurnPart};
+use crate::text::conversation::{CALLS, Conversation, Role, THOUGHTS, Turn, TurnPart};
+use answers::{Frame, call_of_a_tool, strip};
 use apart::Remote;
 use engine::{Content, ContentPart, Engine, Message, Refusal};
-use jinja::{generation_as_filter, strip_as_python};
+use jinja::generation_as_filter;
+use serde_json::{Map, Value, json};
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// Where an answer begins. Unicode keeps this character for the use inside programs; records must not have it.
 const BEGIN: char = '\u{fdd0}';
@@ -41,6 +47,9 @@ const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
 /// A text that a template writes as it is, or does not understand: a list that is printed escapes its line break.
 const PROBE: &str = "a 'probe' of\n\"two\" lines";
+
+/// A text that is the same inside JSON.
+const WORDS: &str = "what a tool gave";
 
 /// The types that templates know a part with a medium by, by [`MediaKind::index`]: the kind's own name, which the processors of
 /// transformers take, then those that others write.
@@ -66,6 +75,8 @@ pub(crate) struct ChatTemplate {
     forms: Forms,
     /// The placeholders of the family's media, by [`MediaKind::index`].
     placeholders: [Option<String>; 3],
+    /// What it writes around an answer, once somebody asked.
+    frame: OnceLock<Frame>,
 }
 
 /// What a message's content is, for each role; whether media of a kind are written.
@@ -74,31 +85,11 @@ struct Forms {
     user_is_list: bool,
     assistant_is_list: bool,
     system_is_list: bool,
+    /// `None` where the template writes no turns of tools.
+    tool_is_list: Option<bool>,
     /// By [`MediaKind::index`]: the type of a part of a list for which the template writes the kind's placeholder, the first of
     /// [`PART_TYPES`].
     part_types: [Option<&'static str>; 3],
-}
-
-/// Where the marks of an answer stand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Marks {
-    /// Nowhere.
-    None,
-    /// Around the whole answer.
-    Around,
-    /// Around the answer, whose spaces at its ends are left out.
-    Within,
-}
-
-impl Marks {
-    /// The answer with its marks.
-    fn put(self, text: String) -> String {
-        match self {
-            Self::None => text,
-            Self::Around => format!("{BEGIN}{text}{END}"),
-            Self::Within => format!("{BEGIN}{}{END}", strip_as_python(&text, None, true, true)),
-        }
-    }
 }
 
 /// A conversation as the template writes it.
@@ -132,8 +123,14 @@ impl ChatTemplate {
             None => Engine::new(source, special_tokens).map(|engine| Renderer::Here(Box::new(engine))),
         };
         let renderer = renderer.map_err(|refusal| refusal.to_string())?;
-        let mut template =
-            Self { source: written, renderer, has_generation, forms: Forms::default(), placeholders };
+        let mut template = Self {
+            source: written,
+            renderer,
+            has_generation,
+            forms: Forms::default(),
+            placeholders,
+            frame: OnceLock::new(),
+        };
         template.forms = template.probe()?;
         Ok(template)
     }
@@ -186,42 +183,31 @@ impl ChatTemplate {
         if conversation.is_document {
             return self.document(conversation);
         }
-        if let Some(field) = conversation.unread.iter().find(|field| fields::reads(&self.source, field)) {
-            return Err(format!(
-                "a turn has `{field}`, which the chat template reads and dflop does not: the sample would be another one \
-                 without it; write it into the turn's text, or leave it out of the data"
-            ));
-        }
         let turns = &conversation.turns;
-        let has_reserved =
-            |part: &TurnPart| matches!(part, TurnPart::Text(text) if text.contains([BEGIN, END]));
-        if turns.iter().any(|turn| turn.parts.iter().any(has_reserved)) {
+        if self.forms.tool_is_list.is_none() && turns.iter().any(|turn| turn.role == Role::Tool) {
+            return Err("the chat template writes no turns of tools".to_owned());
+        }
+        if turns.iter().any(|turn| turn.fields.contains_key(CALLS)) && !fields::reads(&self.source, CALLS) {
+            return Err(format!("the chat template writes no calls of tools: it does not read `{CALLS}`"));
+        }
+        let messages: Vec<Message> = turns.iter().map(|turn| self.message(conversation, turn)).collect();
+        let tools = &conversation.tools;
+        if json!([messages, tools]).to_string().contains([BEGIN, END]) {
             return Err("a turn holds the character U+FDD0 or U+FDD1, must not".to_owned());
         }
-        let messages: Vec<Message> =
-            turns.iter().map(|turn| self.message(conversation, turn, Marks::None)).collect();
-        let text = self.expand(&messages, false).map_err(|refusal| refusal.to_string())?;
+        let text = self.expand(&messages, tools, false).map_err(|refusal| refusal.to_string())?;
+        if !tools.is_empty() && self.expand(&messages, &[], false).as_ref() == Ok(&text) {
+            return Err("the chat template writes no `tools`, and the record has some".to_owned());
+        }
         if self.has_generation {
-            return strip(&text).ok_or_else(|| {
+            let (text, answers) = strip(&text).ok_or_else(|| {
                 "the chat template opens a `{% generation %}` inside another, must not".to_owned()
-            });
+            })?;
+            return Ok(Rendered { text, answers });
         }
-        let num_answers = turns.iter().filter(|turn| turn.role == Role::Assistant).count();
-        if num_answers == 0 {
-            return Ok(Rendered { text, answers: Vec::new() });
-        }
-        for marks in [Marks::Around, Marks::Within] {
-            let marked: Vec<Message> =
-                turns.iter().map(|turn| self.message(conversation, turn, marks)).collect();
-            let marked = match self.expand(&marked, false) {
-                Err(Refusal::Ended(cause)) => return Err(cause),
-                marked => marked.ok().as_deref().and_then(strip),
-            };
-            if let Some(marked) = marked.filter(|m| m.text == text && m.answers.len() == num_answers) {
-                return Ok(marked);
-            }
-        }
-        self.between_prefixes(turns, &messages, text)
+        let is_answered = turns.iter().any(|turn| turn.role == Role::Assistant);
+        let answers = if is_answered { self.answers(conversation, &messages, &text)? } else { Vec::new() };
+        Ok(Rendered { text, answers })
     }
 
     /// A document as text: its texts as they are, and each medium as the template writes it inside a question. The texts are
@@ -256,8 +242,9 @@ impl ChatTemplate {
         };
         let probe = || ContentPart::text(PROBE);
         let question = Content::List(vec![probe(), ContentPart::medium(part_type), probe()]);
-        let text =
-            self.expand(&[message(Role::User, question)], false).map_err(|refusal| refusal.to_string())?;
+        let text = self
+            .expand(&[message(Role::User, question)], &[], false)
+            .map_err(|refusal| refusal.to_string())?;
         let mut pieces = text.split(PROBE).skip(1);
         // Some templates write media before all texts of a question.
         Ok(match (pieces.next(), pieces.next()) {
@@ -267,92 +254,79 @@ impl ChatTemplate {
     }
 
     /// What stands for the conversation in transformers, as JSON: of turns the list of `{"role", "content"}` that the template
-    /// is rendered with, of a document its text.
+    /// is rendered with, or `{"messages", "tools"}` where there are tools; of a document its text.
     pub(crate) fn messages(&self, conversation: &Conversation) -> String {
         if conversation.is_document {
             let text = self.document(conversation).map(|document| document.text).unwrap_or_default();
-            return serde_json::json!(text).to_string();
+            return json!(text).to_string();
         }
         let turns = conversation.turns.iter();
-        let messages: Vec<Message> =
-            turns.map(|turn| self.message(conversation, turn, Marks::None)).collect();
-        serde_json::json!(messages).to_string()
+        let messages: Vec<Message> = turns.map(|turn| self.message(conversation, turn)).collect();
+        match conversation.tools.as_slice() {
+            [] => json!(messages).to_string(),
+            tools => json!({"messages": messages, "tools": tools}).to_string(),
+        }
     }
 
-    /// The answers of `text` by what the template writes before and up to each.
-    fn between_prefixes(
+    /// Whether the template reads this field of a turn.
+    pub(crate) fn reads(&self, field: &str) -> bool {
+        // Thoughts stand under each of the names.
+        let names = if THOUGHTS.contains(&field) { &THOUGHTS[..] } else { &[field] };
+        names.iter().any(|name| fields::reads(&self.source, name))
+    }
+
+    /// What the template writes of the messages, where these tools may be called.
+    fn expand(
         &self,
-        turns: &[Turn],
         messages: &[Message],
-        text: String,
-    ) -> Result<Rendered, String> {
-        let mut answers = Vec::new();
-        for (index, turn) in turns.iter().enumerate().filter(|(_, turn)| turn.role == Role::Assistant) {
-            let found = || -> Option<Range<usize>> {
-                let before = self.expand(&messages[..index], true).ok()?;
-                let up_to = self.expand(&messages[..=index], false).ok()?;
-                if !text.starts_with(&before) || !text.starts_with(&up_to) {
-                    return None;
-                }
-                let inside = locate(text.get(before.len()..up_to.len())?, &plain(turn))?;
-                Some(before.len() + inside.start..before.len() + inside.end)
-            };
-            answers.push(found().ok_or_else(|| {
-                format!(
-                    "the answer of turn {index} is not found in what the chat template writes: mark answers in \
-                     the template with `{{% generation %}}`"
-                )
-            })?);
-        }
-        Ok(Rendered { text, answers })
-    }
-
-    /// What the template writes of the messages.
-    fn expand(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, Refusal> {
+        tools: &[Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, Refusal> {
         match &self.renderer {
-            Renderer::Here(engine) => engine.expand(messages, add_generation_prompt),
-            Renderer::Apart(remote) => remote.expand(messages, add_generation_prompt),
+            Renderer::Here(engine) => engine.expand(messages, tools, add_generation_prompt),
+            Renderer::Apart(remote) => remote.expand(messages, tools, add_generation_prompt),
         }
     }
 
-    /// The turn as the template takes it, with `marks` where the assistant speaks.
-    fn message(&self, conversation: &Conversation, turn: &Turn, marks: Marks) -> Message {
+    /// The turn as the template takes it.
+    fn message(&self, conversation: &Conversation, turn: &Turn) -> Message {
         let is_list = match turn.role {
             Role::User => self.forms.user_is_list,
             Role::Assistant => self.forms.assistant_is_list,
             Role::System => self.forms.system_is_list,
+            Role::Tool => self.forms.tool_is_list.unwrap_or_default(),
         };
-        if !is_list || turn.role == Role::Assistant {
-            let mut text = String::new();
-            for part in &turn.parts {
-                match part {
-                    TurnPart::Text(part) => text.push_str(part),
-                    TurnPart::Media(index) => {
-                        let kind = conversation.media[*index].kind.index();
-                        text.push_str(self.placeholders[kind].as_deref().unwrap_or_default());
-                    }
+        let placeholder = |index: usize| {
+            let kind = conversation.media[index].kind.index();
+            self.placeholders[kind].as_deref().unwrap_or_default()
+        };
+        let content = if !is_list || turn.role == Role::Assistant {
+            let text = turn.parts.iter().map(|part| match part {
+                TurnPart::Text(text) => text.as_str(),
+                TurnPart::Media(index) => placeholder(*index),
+            });
+            let text: String = text.collect();
+            // As an answer without content: templates ask whether there is any, and a list with an empty text is something.
+            let is_silent = text.is_empty() && turn.fields.contains_key(CALLS) && is_list;
+            if is_silent { Content::List(Vec::new()) } else { content_of(text, is_list) }
+        } else {
+            let parts = turn.parts.iter().map(|part| match part {
+                TurnPart::Text(text) => ContentPart::text(text),
+                TurnPart::Media(index) => {
+                    let kind = conversation.media[*index].kind;
+                    ContentPart::medium(self.forms.part_types[kind.index()].unwrap_or(kind.as_str()))
                 }
-            }
-            if turn.role == Role::Assistant {
-                text = marks.put(text);
-            }
-            return message(turn.role, content_of(text, is_list));
-        }
-        let parts = turn.parts.iter().map(|part| match part {
-            TurnPart::Text(text) => ContentPart::text(text),
-            TurnPart::Media(index) => {
-                let kind = conversation.media[*index].kind;
-                ContentPart::medium(self.forms.part_types[kind.index()].unwrap_or(kind.as_str()))
-            }
-        });
-        message(turn.role, Content::List(parts.collect()))
+            });
+            Content::List(parts.collect())
+        };
+        Message { fields: turn.fields.clone(), ..message(turn.role, content) }
     }
 
     /// What the template takes, by what it writes of a probe.
     fn probe(&self) -> Result<Forms, String> {
         let content = |is_list: bool| content_of(PROBE.to_owned(), is_list);
         let num_probes =
-            |messages: &[Message]| self.expand(messages, false).map(|text| text.matches(PROBE).count());
+            |messages: &[Message]| self.expand(messages, &[], false).map(|text| text.matches(PROBE).count());
         let mut refusal = String::new();
         for (user_is_list, assistant_is_list) in [(true, true), (true, false), (false, false)] {
             let user = message(Role::User, content(user_is_list));
@@ -383,7 +357,20 @@ impl ChatTemplate {
             };
             // Where neither is written the template says why when a record has such a turn.
             let system_is_list = user_is_list && (with_system(true) || !with_system(false));
-            return Ok(Forms { user_is_list, assistant_is_list, system_is_list, part_types });
+            // Some write what a tool gave as JSON, a list as well: a list is taken where its text stands alone.
+            let with_tool = |is_list: bool| {
+                let given = if is_list { PROBE } else { WORDS };
+                let mut turn = message(Role::Tool, content_of(given.to_owned(), is_list));
+                let names = [("tool_call_id", "123456789"), ("name", "f")];
+                turn.fields.extend(names.map(|(name, value)| (name.to_owned(), json!(value))));
+                let messages = [user.clone(), call_of_a_tool(assistant_is_list), turn];
+                let text = self.expand(&messages, &[], false).unwrap_or_default();
+                // The question stands first.
+                text.rfind(given) > text.find(PROBE)
+            };
+            let tool_is_list =
+                [true, false].into_iter().find(|&is_list| (user_is_list || !is_list) && with_tool(is_list));
+            return Ok(Forms { user_is_list, assistant_is_list, system_is_list, tool_is_list, part_types });
         }
         Err(format!(
             "the chat template does not write a question and an answer, neither as text nor as a list of parts: \
@@ -398,83 +385,19 @@ impl ChatTemplate {
             let parts = vec![ContentPart::medium(part_type), ContentPart::text(PROBE)];
             let messages =
                 [message(Role::User, Content::List(parts)), message(Role::Assistant, answer.clone())];
-            self.expand(&messages, false)
+            self.expand(&messages, &[], false)
                 .is_ok_and(|text| text.matches(placeholder).count() == 1 && text.matches(PROBE).count() == 2)
         })
     }
 }
 
 fn message(role: Role, content: Content) -> Message {
-    Message { role: role.name().to_owned(), content }
+    Message { role: role.name().to_owned(), content, fields: Map::new() }
 }
 
 /// A text as a template takes it: as it is, or as the one part of a list.
 fn content_of(text: String, is_list: bool) -> Content {
     if is_list { Content::List(vec![ContentPart::text(&text)]) } else { Content::Text(text) }
-}
-
-/// What an assistant says; it shows no media.
-fn plain(turn: &Turn) -> String {
-    let text = |part: &TurnPart| match part {
-        TurnPart::Text(text) => Some(text.clone()),
-        TurnPart::Media(_) => None,
-    };
-    turn.parts.iter().filter_map(text).collect()
-}
-
-/// The text without its marks, and where they were; `None` if they do not pair.
-fn strip(marked: &str) -> Option<Rendered> {
-    let mut text = String::with_capacity(marked.len());
-    let mut answers = Vec::new();
-    let mut begin = None;
-    let mut rest = marked;
-    while let Some(at) = rest.find([BEGIN, END]) {
-        text.push_str(&rest[..at]);
-        let after = &rest[at..];
-        match (after.starts_with(BEGIN), begin) {
-            (true, None) => begin = Some(text.len()),
-            (false, Some(start)) => {
-                answers.push(start..text.len());
-                begin = None;
-            }
-            _ => return None,
-        }
-        rest = &after[BEGIN.len_utf8()..];
-    }
-    text.push_str(rest);
-    begin.is_none().then_some(Rendered { text, answers })
-}
-
-/// Where `content` stands at the start of `written`, whatever spaces the template took off it or put before it.
-fn locate(written: &str, content: &str) -> Option<Range<usize>> {
-    if written.starts_with(content) {
-        return Some(0..content.len());
-    }
-    let core = strip_as_python(content, None, true, true);
-    let start = written.len() - strip_as_python(written, None, true, false).len();
-    if core.is_empty() {
-        return Some(0..0);
-    }
-    if !written[start..].starts_with(core) {
-        return None;
-    }
-    let end = start + core.len();
-    // Spaces of the content that the template left.
-    let lead = content.len() - strip_as_python(content, None, true, false).len();
-    let left: usize = content[..lead]
-        .chars()
-        .rev()
-        .zip(written[..start].chars().rev())
-        .take_while(|(a, b)| a == b)
-        .map(|(c, _)| c.len_utf8())
-        .sum();
-    let right: usize = content[lead + core.len()..]
-        .chars()
-        .zip(written[end..].chars())
-        .take_while(|(a, b)| a == b)
-        .map(|(c, _)| c.len_utf8())
-        .sum();
-    Some(start - left..end + right)
 }
 
 #[cfg(test)]

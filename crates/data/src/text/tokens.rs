@@ -22,13 +22,15 @@ use crate::family::model_files::ModelFiles;
 use crate::family::{Family, Marks, MediaShape, Piece};
 use crate::foreign::guarded;
 use crate::media::MediaKind;
-use crate::text::conversation::{Conversation, TurnPart};
+use crate::source::unread::UnreadField;
+use crate::text::conversation::{Conversation, TurnPart, field_of_turns};
 pub use crate::text::fault::TextFault;
 use crate::text::template::{ChatTemplate, Rendered};
 use crate::text::tokenized::Run;
 pub use crate::text::tokenized::{NO_LABEL, TokenizedConversation, Tokens};
 use crate::text::tokenizer::ModelTokenizer;
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 use tokenizers::{Encoding, Tokenizer};
@@ -137,6 +139,7 @@ impl ChatTokenizer {
             TurnPart::Text(text) => text.len(),
             TurnPart::Media(_) => 0,
         }))?;
+        check_length(more_of(conversation).map(|more| more.len()))?;
         self.refuse_marks(conversation)?;
         let rendered =
             self.template_for(conversation).render(conversation).map_err(TextFault::of_template)?;
@@ -169,20 +172,22 @@ impl ChatTokenizer {
 
     /// Refuses a turn that writes what stands for a medium: the processor would take it for one.
     fn refuse_marks(&self, conversation: &Conversation) -> Result<(), String> {
-        for (index, turn) in conversation.turns.iter().enumerate() {
-            for part in &turn.parts {
-                let TurnPart::Text(text) = part else { continue };
-                let held = self
-                    .marks
-                    .iter()
-                    .flatten()
-                    .flat_map(|mark| [&mark.placeholder, &mark.feature_token])
-                    .find(|token| text.contains(token.as_str()));
-                if let Some(token) = held {
-                    return Err(format!(
-                        "the text of turn {index} holds `{token}`, which stands for a medium: must not"
-                    ));
-                }
+        let texts = conversation.turns.iter().enumerate().flat_map(|(index, turn)| {
+            let texts = turn.parts.iter().filter_map(|part| match part {
+                TurnPart::Text(text) => Some(Cow::Borrowed(text.as_str())),
+                TurnPart::Media(_) => None,
+            });
+            texts.map(move |text| (Some(index), text))
+        });
+        let more = more_of(conversation).map(|more| (None, Cow::Owned(more)));
+        for (index, text) in texts.chain(more) {
+            let marks = self.marks.iter().flatten();
+            let mut held = marks.flat_map(|mark| [&mark.placeholder, &mark.feature_token]);
+            if let Some(token) = held.find(|token| text.contains(token.as_str())) {
+                let place = index.map_or("tools, or a field of a turn,".to_owned(), |index| {
+                    format!("the text of turn {index}")
+                });
+                return Err(format!("{place} holds `{token}`, which stands for a medium: must not"));
             }
         }
         Ok(())
@@ -191,6 +196,11 @@ impl ChatTokenizer {
     /// The messages that the chat template is rendered with, as JSON.
     pub(crate) fn messages(&self, conversation: &Conversation) -> String {
         self.template_for(conversation).messages(conversation)
+    }
+
+    /// Whether it is a field of turns that the chat template reads.
+    pub(crate) fn reads(&self, field: &UnreadField) -> bool {
+        field_of_turns(field).is_some_and(|name| self.template.reads(name))
     }
 
     fn template_for(&self, conversation: &Conversation) -> &ChatTemplate {
@@ -351,6 +361,12 @@ impl ChatTokenizer {
         }
         Ok(tokens)
     }
+}
+
+/// What a conversation has beside its texts and media, as JSON: tools, and further fields of turns.
+fn more_of(conversation: &Conversation) -> impl Iterator<Item = String> {
+    let fields = conversation.turns.iter().map(|turn| &turn.fields).filter(|fields| !fields.is_empty());
+    fields.map(|fields| json!(fields)).chain(conversation.tools.iter().cloned()).map(|more| more.to_string())
 }
 
 /// `Ok` if texts of these lengths are together short enough to be tokenised.

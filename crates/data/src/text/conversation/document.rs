@@ -3,7 +3,7 @@
 use super::turns::{CAPTIONS, LISTS, PAIRS, PROMPT, QUESTIONS};
 use super::{Conversation, MediaReference, Role, Turn, TurnPart, field, id_of, media, type_of};
 use crate::media::MediaKind;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Field of a document that is text alone.
 const TEXT: &str = CAPTIONS[1];
@@ -33,8 +33,8 @@ pub(super) fn of_record(record: &Value) -> Result<Option<(Conversation, Vec<&'st
     if !parts.iter().any(|part| matches!(part, TurnPart::Text(text) if !text.is_empty())) {
         return Err(format!("`{}` of a document is empty, must have some text", read[0]));
     }
-    let turns = vec![Turn { role: Role::Assistant, parts, is_learnt: true }];
-    Ok(Some((Conversation { id: id_of(record), turns, media, is_document: true, unread: Vec::new() }, read)))
+    let turns = vec![Turn { role: Role::Assistant, parts, is_learnt: true, fields: Map::new() }];
+    Ok(Some((Conversation { id: id_of(record), turns, media, is_document: true, tools: Vec::new() }, read)))
 }
 
 /// Whether a list holds text, and nothing else but nulls.

@@ -113,7 +113,7 @@ pub(super) fn name(
                 }
             }
         }
-        named.push(Turn { role: said.role, parts, is_learnt: said.is_learnt });
+        named.push(Turn { role: said.role, parts, is_learnt: said.is_learnt, fields: said.fields });
     }
     Ok((named, media))
 }

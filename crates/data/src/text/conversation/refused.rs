@@ -8,10 +8,9 @@ fn what_would_be_left_out_is_named() {
     let turns = |turn: Value| json!({"messages": [turn]});
     let user = |content: Value| turns(json!({"role": "user", "content": content}));
     let broken = [
-        json!({"tools": [{"name": "f"}], "messages": []}),
-        turns(json!({"role": "assistant", "content": "x", "tool_calls": [{}]})),
         turns(json!({"role": "assistant", "content": "x", "weight": 0.5})),
-        turns(json!({"role": "tool", "content": "x"})),
+        turns(json!({"role": "toolbox", "content": "x"})),
+        turns(json!({"role": "tool", "reasoning_content": "x"})),
         turns(json!({"role": "user", "content": null})),
         json!({"system": "a", "messages": [{"role": "system", "content": "b"}]}),
         user(json!([{"texts": "x"}])),
@@ -54,10 +53,9 @@ fn what_would_be_left_out_is_named() {
     ];
     let errors: Vec<_> = broken.iter().map(|record| Conversation::parse(record).unwrap_err()).collect();
     insta::assert_snapshot!(errors.join("\n"), @r#"
-    `tools` is there, tools are not read
-    `messages[0].tool_calls` is there, tools are not read
     `messages[0].weight` is 0.5, must be 0 or 1: an answer carries loss, or it does not
-    `messages[0].role`: `tool`, turns of tools are not read
+    `messages[0].role`: `toolbox`, must be human, gpt, user, assistant, system or tool
+    `messages[0]`: `value` or `content` is missing
     `messages[0]`: `value` or `content` is missing
     `messages[0]` is a system turn, and `system` is there too
     `messages[0].content[0]`: `type` is missing, and no `text`, `image`, `video` or `audio` is there
@@ -98,4 +96,28 @@ fn what_would_be_left_out_is_named() {
     `messages[0].content[0].source` is not read: give `image`, `image_url`, `url` or `path`
     1 image in the parts of turns, and 1 more under `image` or `images`: must be in one place
     "#);
+}
+
+#[test]
+fn tools_that_cannot_be_read_are_named() {
+    let turn = |turn: Value| json!({"messages": [turn]});
+    let broken = [
+        json!({"tools": [3], "messages": [{"role": "user", "content": "x"}]}),
+        json!({"tool_calls": [{"name": "f"}], "messages": [{"role": "user", "content": "x"}]}),
+        turn(json!({"role": "user", "content": "x", "tools": [{"name": "f"}]})),
+        turn(json!({"role": "assistant", "content": "x", "tool_calls": [{}]})),
+        turn(json!({"role": "assistant", "content": "x", "tool_calls": "call f"})),
+        turn(json!({"role": "user", "content": "x", "tool_calls": [{"name": "f"}]})),
+        turn(json!({"role": "tool_call", "content": "f()"})),
+    ];
+    let broken = broken.map(|record| Conversation::parse(&record).unwrap_err());
+    insta::assert_snapshot!(broken.join("\n"), @"
+    `tools[0]`: a number, must be an object
+    `tool_calls` stands beside the turns, must stand in the turn that calls
+    `messages[0].tools` is there, tools must stand beside the turns
+    `messages[0].tool_calls`: an object, must be a call: an object with a `name`
+    `messages[0].tool_calls`: text, must be a list, or JSON of one in a text
+    `messages[0]` is a user turn with calls of tools, must be the assistant's
+    `messages[0].content`: text, must be a list, or JSON of one in a text
+    ");
 }

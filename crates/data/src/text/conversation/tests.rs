@@ -33,7 +33,7 @@ fn marks_are_where_media_stand() {
     assert_eq!(media, [named("a.png", image), named("c.gif", video), named("b.png", image)]);
     assert_eq!(
         conversation.turns[1],
-        Turn { role: Role::Assistant, parts: vec![text("a cat")], is_learnt: true }
+        Turn { role: Role::Assistant, parts: vec![text("a cat")], is_learnt: true, fields: Map::new() }
     );
 }
 
@@ -173,7 +173,7 @@ fn what_is_no_conversation_is_named() {
     `conversations` or `messages` is missing: the record has `id`
     `conversations`: text, must be a list of turns
     `conversations` is empty, at least one turn is needed
-    `conversations[0].from`: `robot`, must be human, gpt, user, assistant or system
+    `conversations[0].from`: `robot`, must be human, gpt, user, assistant, system or tool
     `conversations[0]`: `from` or `role` is missing
     `conversations[0].value`: a number, must be text
     there is no question to put `<image>` before
@@ -414,4 +414,44 @@ fn documents_whose_lists_do_not_fit_are_refused() {
     `conversations` or `messages` is missing: the record has `text`, `image`
     `img` is `a.png`, media under this name are not read: give it our name in the mixture, `columns: {image: img}`, or list it under `ignore` there
     ");
+}
+
+/// As in data of `OpenAI`, LLaMA-Factory and ms-swift.
+#[test]
+fn tools_are_read_as_each_trainer_writes_them() {
+    let call = json!({"type": "function", "function": {"name": "look", "arguments": {"at": [3, 4.0]}}});
+    let tool = json!({"type": "function", "function": {"name": "look", "parameters": {}}});
+    let openai = json!({"images": ["a.png"], "tools": [tool], "messages": [
+        {"role": "user", "content": "where?"},
+        {"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": [
+            {"type": "function", "function": {"name": "look", "arguments": "{\"at\": [3, 4.0]}"}}]},
+        {"role": "tool", "name": "look", "content": [{"type": "text", "text": "here "}, {"type": "image"}]},
+        {"role": "assistant", "content": "there"}]});
+    let sharegpt = json!({"images": ["a.png"], "tools": "[{\"name\": \"look\", \"parameters\": {}}]", "conversations": [
+        {"from": "human", "value": "where?"},
+        {"from": "function_call", "value": "{\"name\": \"look\", \"arguments\": {\"at\": [3, 4.0]}}"},
+        {"from": "observation", "value": "here <image>"},
+        {"from": "gpt", "value": "there"}]});
+    for (record, fields) in [
+        (openai, json!({"reasoning_content": "hm", "thinking": "hm", "tool_calls": [call]})),
+        (sharegpt, json!({"tool_calls": [call]})),
+    ] {
+        let conversation = parse(&record);
+        assert_eq!(
+            said(&conversation),
+            ["user: where?", "assistant: ", "tool: here <0>", "assistant: there"]
+        );
+        assert_eq!(json!(conversation.turns[1].fields), fields);
+        assert_eq!(conversation.tools, std::slice::from_ref(&tool));
+    }
+    // Calls belong to the answer before them.
+    let swift = parse(&json!({"messages": [
+        {"role": "user", "content": "where?"},
+        {"role": "assistant", "content": "I look"},
+        {"role": "tool_call", "content": "{\"name\": \"look\", \"arguments\": {}}"},
+        {"role": "tool_call", "content": "{\"name\": \"zoom\", \"arguments\": {}}"},
+        {"role": "tool_response", "content": "here"}]}));
+    assert_eq!(said(&swift), ["user: where?", "assistant: I look", "tool: here"]);
+    let names = swift.turns[1].fields["tool_calls"].as_array().unwrap().iter().filter_map(tools::name_of);
+    assert_eq!(names.collect::<Vec<_>>(), ["look", "zoom"]);
 }

@@ -1,8 +1,8 @@
 //! The turns of a record, in each of the ways in which records have them.
 
-use super::{Piece, Role, Said, Turns, field, media, type_of};
+use super::{Piece, Role, Said, Turns, field, media, tools, type_of};
 use crate::media::MediaKind;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Fields that list turns.
 pub(super) const LISTS: [&str; 2] = ["conversations", "messages"];
@@ -25,17 +25,19 @@ pub(super) const TEXTS: [&str; 3] = ["text", "input_text", "output_text"];
 const WITHOUT_TYPE: [&str; 7] = ["text", "image", "image_url", "video", "video_url", "audio", "audio_url"];
 /// Under which other interfaces name a medium.
 const OTHER_NAMES: [&str; 6] = ["source", "data", "file", "file_id", "uri", "src"];
-pub(super) const TOOLS: [&str; 3] = ["tools", "tool_calls", "function_call"];
 /// Of a record without turns, how many fields are named, and how many letters of a name are shown.
 const NAMES_MAX: usize = 6;
 const NAME_LETTERS_MAX: usize = 40;
+/// Under which a turn says who speaks, and what.
+const ROLES: [&str; 2] = ["from", "role"];
+const CONTENTS: [&str; 2] = ["value", "content"];
 /// Fields of a turn that say whether it carries loss, as trainers name them.
 pub(super) const LOSSES: [&str; 4] = ["loss", "train", "training", "weight"];
-const TOOL_SPEAKERS: [&str; 6] = ["tool", "function", "function_call", "tool_call", "observation", "ipython"];
+/// Fields of a turn that hold what was thought. The first of those that are there counts; templates read the first two.
+pub(crate) const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The turns of the record, media not yet named.
 pub(super) fn of_record(record: &Value, has_media: bool) -> Result<Turns, String> {
-    refuse_tools("", record)?;
     if let Some((key, list)) = only(record, &LISTS)? {
         let said = listed(record, key, list)?;
         // Chats keep the media of all turns beside them, and often mark none: trainers put these before the first question.
@@ -188,7 +190,7 @@ fn pair(
     if let Some(question) = question {
         said.extend(question_and_answer([question, answer])?);
     } else {
-        said.push(Said { role: Role::User, pieces: Vec::new(), is_learnt: true });
+        said.push(Said::plain(Role::User, Vec::new()));
         said.push(spoken(Role::Assistant, answer)?);
     }
     let read = question.into_iter().chain([answer]).map(|(key, _)| key).collect();
@@ -204,7 +206,7 @@ fn question_and_answer([question, answer]: [(&str, &Value); 2]) -> Result<[Said;
 fn spoken(role: Role, (key, value): (&str, &Value)) -> Result<Said, String> {
     let mut pieces = Vec::new();
     cut(text(key, value)?, &mut pieces);
-    Ok(Said { role, pieces, is_learnt: true })
+    Ok(Said::plain(role, pieces))
 }
 
 fn text<'r>(key: &str, value: &'r Value) -> Result<&'r str, String> {
@@ -241,18 +243,36 @@ fn turns_of(key: &str, list: &[Value], has_system: bool) -> Result<Vec<Said>, St
     let mut marks_media = [false; 2];
     for (index, turn) in list.iter().enumerate() {
         let place = format!("{key}[{index}]");
-        refuse_tools(&format!("{place}."), turn)?;
-        let role = role(&place, turn)?;
+        refuse_parts_of_loss(&place, turn)?;
+        let is_learnt = is_learnt(turn);
+        let (role_name, speaker) = speaker(&place, turn)?;
+        if tools::is_caller(speaker) {
+            let (name, content) = named(&place, turn, CONTENTS)?;
+            tools::call(&mut said, &format!("{place}.{name}"), content, is_learnt)?;
+            continue;
+        }
+        let role = role(&place, role_name, speaker)?;
         if has_system && role == Role::System {
             return Err(format!("`{place}` is a system turn, and `system` is there too"));
         }
-        let (name, content) = named(&place, turn, ["value", "content"])?;
-        let place = format!("{place}.{name}");
-        said.push(Said {
-            role,
-            pieces: pieces(&place, content, &mut marks_media)?,
-            is_learnt: is_learnt(turn),
-        });
+        let calls = tools::of_turn(&place, turn)?;
+        if !calls.is_empty() && role != Role::Assistant {
+            return Err(format!(
+                "`{place}` is a {} turn with calls of tools, must be the assistant's",
+                role.name()
+            ));
+        }
+        let mut fields = more_of(turn);
+        let thinks = THOUGHTS.into_iter().any(|name| fields.contains_key(name));
+        tools::add(&mut fields, calls);
+        let says_more = role == Role::Assistant && (thinks || fields.contains_key(tools::CALLS));
+        let pieces = match named(&place, turn, CONTENTS) {
+            Ok((name, content)) => pieces(&format!("{place}.{name}"), content, &mut marks_media)?,
+            // Who calls a tool need not say more.
+            Err(_) if says_more => Vec::new(),
+            Err(cause) => return Err(cause),
+        };
+        said.push(Said { role, pieces, is_learnt, fields });
     }
     if marks_media == [true, true] {
         return Err(format!("`{key}` has media as parts and as marks in texts, must have them one way"));
@@ -271,14 +291,33 @@ fn named<'r>(
         .ok_or_else(|| format!("`{place}`: `{}` or `{}` is missing", names[0], names[1]))
 }
 
-fn role(place: &str, turn: &Value) -> Result<Role, String> {
-    let (name, role) = named(place, turn, ["from", "role"])?;
+/// The field that says who speaks, and who it is.
+fn speaker<'r>(place: &str, turn: &'r Value) -> Result<(&'static str, &'r str), String> {
+    let (name, role) = named(place, turn, ROLES)?;
     let role = role.as_str().ok_or_else(|| format!("`{place}.{name}`: {}, must be text", type_of(role)))?;
-    if TOOL_SPEAKERS.contains(&role) {
-        return Err(format!("`{place}.{name}`: `{role}`, turns of tools are not read"));
+    Ok((name, role))
+}
+
+fn role(place: &str, name: &str, speaker: &str) -> Result<Role, String> {
+    Role::parse(speaker).ok_or_else(|| {
+        format!("`{place}.{name}`: `{speaker}`, must be human, gpt, user, assistant, system or tool")
+    })
+}
+
+/// What a turn has beside who speaks, what is said, whether it carries loss, and tools: a chat template may read it. Thoughts
+/// stand under the names that templates read, as transformers puts them.
+fn more_of(turn: &Value) -> Map<String, Value> {
+    let others = [&ROLES[..], &CONTENTS, &LOSSES, &tools::FIELDS];
+    let is_more = |name: &str| !others.iter().any(|names| names.contains(&name));
+    let fields = turn.as_object().into_iter().flat_map(Map::iter);
+    let fields = fields.filter(|(name, value)| is_more(name) && !value.is_null());
+    let mut fields: Map<String, Value> = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
+    if let Some(thoughts) = THOUGHTS.into_iter().find_map(|name| fields.get(name)).cloned() {
+        let [first, second, _] = THOUGHTS;
+        fields.insert(first.to_owned(), thoughts.clone());
+        fields.entry(second).or_insert(thoughts);
     }
-    Role::parse(role)
-        .ok_or_else(|| format!("`{place}.{name}`: `{role}`, must be human, gpt, user, assistant or system"))
+    fields
 }
 
 /// Whether a turn carries loss: it does unless it says otherwise.
@@ -287,18 +326,14 @@ fn is_learnt(turn: &Value) -> bool {
     !LOSSES.into_iter().any(|name| field(turn, name).is_some_and(is_off))
 }
 
-/// Refuses tools, and a turn's loss other than all or nothing.
-fn refuse_tools(place: &str, fields: &Value) -> Result<(), String> {
-    let is_used = |value: &Value| !is_empty(value) && value.as_str() != Some("[]");
-    if let Some(name) = TOOLS.into_iter().find(|name| field(fields, name).is_some_and(is_used)) {
-        return Err(format!("`{place}{name}` is there, tools are not read"));
-    }
+/// Refuses a turn's loss other than all or nothing.
+fn refuse_parts_of_loss(place: &str, turn: &Value) -> Result<(), String> {
     let is_either = |value: &Value| value.is_boolean() || [Some(0.0), Some(1.0)].contains(&value.as_f64());
-    let mut losses = LOSSES.into_iter().filter(|_| !place.is_empty());
-    match losses.find_map(|name| Some((name, field(fields, name).filter(|value| !is_either(value))?))) {
-        Some((name, value)) => {
-            Err(format!("`{place}{name}` is {value}, must be 0 or 1: an answer carries loss, or it does not"))
-        }
+    let part = |name| Some((name, field(turn, name).filter(|value| !is_either(value))?));
+    match LOSSES.into_iter().find_map(part) {
+        Some((name, value)) => Err(format!(
+            "`{place}.{name}` is {value}, must be 0 or 1: an answer carries loss, or it does not"
+        )),
         None => Ok(()),
     }
 }

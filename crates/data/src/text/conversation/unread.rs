@@ -1,7 +1,7 @@
 //! What a record says beside its conversation.
 
-use super::field;
-use super::turns::{LISTS, LOSSES, PAIRS, TEXTS, TOOLS, is_empty, type_of_part};
+use super::turns::{LISTS, LOSSES, PAIRS, TEXTS, is_empty, type_of_part};
+use super::{field, tools};
 use crate::source::mixture::MEDIA;
 use crate::source::unread::{UnreadField, is_media_under_its_name, may_be_media, mend, names_media};
 use serde_json::{Map, Value};
@@ -49,13 +49,10 @@ pub(super) fn of_record(record: &Value, read: &[&str], has_no_media: bool) -> Ve
     found.into_iter().map(named).collect()
 }
 
-/// The names of those that turns have.
-pub(super) fn of_turns(unread: &[UnreadField]) -> Vec<String> {
-    let of_turn = |field: &UnreadField| {
-        let name = LISTS.iter().find_map(|list| field.name.strip_prefix(list))?;
-        name.strip_prefix("[].").filter(|name| !name.contains("[]")).map(ToOwned::to_owned)
-    };
-    unread.iter().filter_map(of_turn).collect()
+/// The field of turns that a notice names: `name` of `messages[].name`.
+pub(crate) fn field_of_turns(field: &UnreadField) -> Option<&str> {
+    let name = LISTS.iter().find_map(|list| field.name.strip_prefix(list))?;
+    name.strip_prefix("[].").filter(|name| !name.contains("[]"))
 }
 
 /// `Ok` if no field beside those that are read is one of media by its name and by its value.
@@ -82,7 +79,7 @@ fn walk<'r>(record: &'r Value, read: &[&str], tell: &mut impl FnMut(Level, &'r s
     let others = ["id", "system"];
     each(record, |name, value| {
         let is_read = read.contains(&name) || others.contains(&name);
-        if !is_read && !MEDIA.contains(&name) && !TOOLS.contains(&name) {
+        if !is_read && !MEDIA.contains(&name) && !tools::FIELDS.contains(&name) {
             tell(Level::Record, name, value);
         }
     });
@@ -101,7 +98,7 @@ fn walk<'r>(record: &'r Value, read: &[&str], tell: &mut impl FnMut(Level, &'r s
         let (role, content) = (first(["from", "role"]), first(["value", "content"]));
         each(turn, |name, value| {
             let is_read = role == Some(name) || content == Some(name) || LOSSES.contains(&name);
-            if !is_read && !TOOLS.contains(&name) {
+            if !is_read && !tools::FIELDS.contains(&name) {
                 tell(Level::Turn(list), name, value);
             }
         });

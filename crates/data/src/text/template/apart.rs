@@ -8,7 +8,7 @@
 //! ```text
 //! this process                               a child, one for each thread that renders at the same time
 //!   Open   {id, source, special tokens}  ->    compiles the template          ->  nothing, or what is wrong
-//!   Expand {id, messages, prompt}        ->    renders it                     ->  the text, or what is wrong
+//!   Expand {id, messages, tools, prompt} ->    renders it                     ->  the text, or what is wrong
 //! ```
 //!
 //! A request and its answer are a line of JSON each. Without such a command templates run in this process: a library
@@ -16,6 +16,7 @@
 
 use super::engine::{Engine, Message, Refusal};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
@@ -55,7 +56,7 @@ pub fn render_templates_with(command: Vec<OsString>) {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Request {
     Open { id: u64, source: String, special_tokens: Vec<(String, String)> },
-    Expand { id: u64, messages: Vec<Message>, add_generation_prompt: bool },
+    Expand { id: u64, messages: Vec<Message>, tools: Vec<Value>, add_generation_prompt: bool },
 }
 
 /// What it answers: the text, empty for a template that is opened, or what is wrong.
@@ -75,8 +76,8 @@ pub fn serve_templates(input: impl BufRead, mut output: impl Write) -> io::Resul
                     String::new()
                 })
             }
-            Request::Expand { id, messages, add_generation_prompt } => match engines.get(&id) {
-                Some(engine) => engine.expand(&messages, add_generation_prompt).and_then(short),
+            Request::Expand { id, messages, tools, add_generation_prompt } => match engines.get(&id) {
+                Some(engine) => engine.expand(&messages, &tools, add_generation_prompt).and_then(short),
                 None => Err(Refusal::Said("the chat template was not opened".to_owned())),
             },
         };
@@ -116,10 +117,15 @@ impl Remote {
         Some(remote.ask(None).map(|_| remote))
     }
 
-    /// What the template writes of the messages.
-    pub(super) fn expand(&self, messages: &[Message], add_generation_prompt: bool) -> Answer {
-        let messages = messages.to_vec();
-        self.ask(Some(&Request::Expand { id: self.id, messages, add_generation_prompt }))
+    /// What the template writes of the messages, where these tools may be called.
+    pub(super) fn expand(
+        &self,
+        messages: &[Message],
+        tools: &[Value],
+        add_generation_prompt: bool,
+    ) -> Answer {
+        let (messages, tools) = (messages.to_vec(), tools.to_vec());
+        self.ask(Some(&Request::Expand { id: self.id, messages, tools, add_generation_prompt }))
     }
 
     /// The answer of a child to the request, after it has opened the template.
@@ -298,7 +304,7 @@ mod tests {
                 serde_json::json!({"role": "user", "content": "a\nb"}),
                 serde_json::json!({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "c"}]}),
             ];
-            serde_json::json!({"Expand": {"id": id, "messages": messages, "add_generation_prompt": true}})
+            serde_json::json!({"Expand": {"id": id, "messages": messages, "tools": [], "add_generation_prompt": true}})
         };
         let source = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}\
             {% else %}{% for part in m.content %}[{{ part.type }} {{ part.text }}]{% endfor %}{% endif %};{% endfor %}\

@@ -2,8 +2,10 @@
 
 use super::jinja::{environment, words};
 use crate::foreign::guarded;
+use minijinja::value::Serde;
 use minijinja::{Environment, Value, context};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
 use std::fmt;
 
 /// The one template of the environment.
@@ -14,16 +16,9 @@ const NAME: &str = "chat_template";
 pub(super) struct Message {
     pub(super) role: String,
     pub(super) content: Content,
-}
-
-impl Message {
-    fn value(&self) -> Value {
-        let content = match &self.content {
-            Content::Text(text) => Value::from(text.as_str()),
-            Content::List(parts) => parts.iter().map(ContentPart::value).collect(),
-        };
-        context! { role => self.role.as_str(), content }
-    }
+    /// What else it has: calls of tools, thoughts, names.
+    #[serde(flatten)]
+    pub(super) fields: Map<String, Json>,
 }
 
 /// What a turn says, in either of the two forms that templates take.
@@ -50,15 +45,6 @@ impl ContentPart {
 
     pub(super) fn medium(kind: &str) -> Self {
         Self { kind: kind.to_owned(), text: None }
-    }
-
-    fn value(&self) -> Value {
-        let kind = self.kind.as_str();
-        if let Some(text) = &self.text {
-            context! { type => kind, text => text.as_str() }
-        } else {
-            context! { type => kind }
-        }
     }
 }
 
@@ -106,20 +92,21 @@ impl Engine {
         Ok(Self { environment })
     }
 
-    /// What the template writes of the messages.
+    /// What the template writes of the messages, where these tools may be called.
     ///
     /// # Errors
     /// What the template says.
     pub(super) fn expand(
         &self,
         messages: &[Message],
+        tools: &[Json],
         add_generation_prompt: bool,
     ) -> Result<String, Refusal> {
         let template = self.environment.get_template(NAME).expect("`new` adds it");
         let variables = context! {
-            messages => messages.iter().map(Message::value).collect::<Value>(),
+            messages => Value::from(Serde(messages)),
             add_generation_prompt,
-            tools => Value::from(()),
+            tools => if tools.is_empty() { Value::from(()) } else { Value::from(Serde(tools)) },
             documents => Value::from(()),
         };
         guarded(|| template.render(variables).map_err(|error| words(&error)))

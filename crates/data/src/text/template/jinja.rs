@@ -3,8 +3,9 @@
 use super::{BEGIN, END};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
+use std::fmt::Write as _;
 
 /// Instructions that one rendering may take, some seconds of them: a long conversation takes thousands.
 const FUEL: u64 = 20_000_000;
@@ -23,10 +24,20 @@ pub(super) fn environment() -> Environment<'static> {
         Ok::<_, Error>(strip_as_python(&text, what.as_deref(), true, true).to_owned())
     });
     environment.add_filter("tojson", tojson);
+    environment.add_filter("string", |value: Value| match value.kind() {
+        ValueKind::String => value,
+        _ => Value::from(python_text(&value)),
+    });
+    environment.set_formatter(|out, state, value| match value.kind() {
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map => Ok(write!(out, "{}", python_text(value))?),
+        _ => escape_formatter(out, state, value),
+    });
     environment.add_filter("dflop_generation", |text: String| format!("{BEGIN}{text}{END}"));
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
     });
+    // Nothing can be read from `none`, whatever the engine says.
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -125,7 +136,7 @@ impl JsonStyle {
         match value.kind() {
             ValueKind::Undefined | ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&value.to_string()),
+            ValueKind::Number => out.push_str(&python_text(value)),
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sort_keys {
@@ -177,7 +188,6 @@ impl JsonStyle {
     }
 
     fn text(&self, out: &mut String, text: &str) {
-        use std::fmt::Write as _;
         out.push('"');
         for c in text.chars() {
             match c {
@@ -197,6 +207,46 @@ impl JsonStyle {
             }
         }
         out.push('"');
+    }
+}
+
+/// A value as Python's `str` has it: the engine's own words, but for numbers with a point.
+fn python_text(value: &Value) -> String {
+    // Inside a list a text stands in quotes.
+    let inside = |item: &Value| match item.kind() {
+        ValueKind::String => {
+            let list = Value::from(vec![item.clone()]).to_string();
+            list[1..list.len() - 1].to_owned()
+        }
+        _ => python_text(item),
+    };
+    let items = || value.try_iter().into_iter().flatten();
+    match value.kind() {
+        ValueKind::Number if !value.is_integer() => {
+            f64::try_from(value.clone()).map_or_else(|_| value.to_string(), python_float)
+        }
+        ValueKind::Seq => format!("[{}]", items().map(|item| inside(&item)).collect::<Vec<_>>().join(", ")),
+        ValueKind::Map => {
+            let pair = |key: Value| {
+                let of_key = value.get_item(&key).unwrap_or_default();
+                format!("{}: {}", inside(&key), inside(&of_key))
+            };
+            format!("{{{}}}", items().map(pair).collect::<Vec<_>>().join(", "))
+        }
+        _ => value.to_string(),
+    }
+}
+
+/// A number as Python's `repr` has it: with an exponent below 1e-4 and from 1e16 on.
+fn python_float(number: f64) -> String {
+    let scientific = format!("{number:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    match exponent.parse::<i32>() {
+        Ok(exponent) if number.is_finite() && number != 0.0 && !(-4..16).contains(&exponent) => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", exponent.abs())
+        }
+        _ => format!("{number:?}"),
     }
 }
 

@@ -145,3 +145,112 @@ fn json_is_that_of_python() {
         "{\n  \"b\": \"<\u{e9}>\\n\",\n  \"a\": [\n    1,\n    true,\n    null,\n    {}\n  ]\n}"
     );
 }
+
+/// Thoughts of the answers behind the last question, calls of tools, and what they gave.
+const CALLS_AND_THOUGHTS: &str = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\
+    {% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}\
+    {% for m in messages %}<|im_start|>{{ m.role }}\n\
+    {% if m.role == 'assistant' %}{% if m.reasoning_content and loop.index0 > ns.last %}<think>\n{{ m.reasoning_content | trim }}\n</think>\n\n{% endif %}\
+    {{ m.content }}{% for c in m.tool_calls %}\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}\
+    {% elif m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}\
+    {% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+fn spans(template: &ChatTemplate, record: &Value) -> Result<Vec<String>, String> {
+    let rendered = template.render(&Conversation::parse(record)?)?;
+    Ok(rendered.answers.iter().map(|span| rendered.text[span.clone()].to_owned()).collect())
+}
+
+fn with_tools() -> Value {
+    json!({"images": ["a.png"], "tools": [{"name": "look"}], "messages": [
+        {"role": "user", "content": "hm?"},
+        {"role": "assistant", "content": "oh", "reasoning_content": "left out"},
+        {"role": "user", "content": "where?"},
+        {"role": "assistant", "content": "", "reasoning_content": " I look \n", "tool_calls": [
+            {"function": {"name": "look", "arguments": {"b": 1e-5, "a": "\u{e9}"}}}, {"function": {"name": "zoom", "arguments": {}}}]},
+        {"role": "tool", "content": "here <image>"},
+        {"role": "assistant", "content": "there", "reasoning_content": "so"}]})
+}
+
+#[test]
+fn thoughts_and_calls_belong_to_the_answer() {
+    let expected = [
+        "oh",
+        "<think>\nI look\n</think>\n\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"b\": 1e-05, \"a\": \"\u{e9}\"}}\n</tool_call>\
+         <tool_call>\n{\"name\": \"zoom\", \"arguments\": {}}\n</tool_call>",
+        "<think>\nso\n</think>\n\nthere",
+    ];
+    let template = open(CALLS_AND_THOUGHTS);
+    assert_eq!(spans(&template, &with_tools()).unwrap(), expected);
+    let text = template.render(&Conversation::parse(&with_tools()).unwrap()).unwrap().text;
+    assert!(
+        text.starts_with(
+            "<|im_start|>system\n{\"type\": \"function\", \"function\": {\"name\": \"look\"}}\n<|im_end|>\n"
+        ),
+        "{text}"
+    );
+    assert!(text.contains("<|im_start|>tool\nhere <image><|im_end|>"), "{text}");
+    // A generation prompt that opens the thoughts: they begin behind it.
+    let opens = CALLS_AND_THOUGHTS
+        .replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}");
+    assert_eq!(spans(&open(&opens), &with_tools()).unwrap(), expected);
+    // Where no turn has an end of its own, only what the template writes up to it tells where calls end.
+    let endless = CALLS_AND_THOUGHTS.replace("<|im_end|>\n{% endfor %}", "{% endfor %}");
+    let mut one_question = with_tools();
+    one_question["messages"].as_array_mut().unwrap().drain(..2);
+    assert_eq!(spans(&open(&endless), &one_question).unwrap(), expected[1..]);
+}
+
+/// Thoughts inside the content, which the template takes out of earlier answers.
+#[test]
+fn thoughts_within_a_content_are_found() {
+    let takes_out = CHATML.replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' and not loop.last %}\
+        {{ m.content.split('</think>')[-1].lstrip('\\n') }}{% else %}{{ m.content }}{% endif %}",
+    );
+    let think = |thought: &str, answer: &str| format!("<think>\n{thought}\n</think>\n\n{answer}");
+    let talk = [("human", "a"), ("gpt", &think("b", "c")), ("human", "d"), ("gpt", &think("e", "f"))];
+    let (_, found) = answers(&takes_out, &talk);
+    assert_eq!(found, ["c", think("e", "f").as_str()]);
+    let (_, found) = answers(CHATML, &talk);
+    assert_eq!(found, [think("b", "c"), think("e", "f")]);
+}
+
+#[test]
+fn tools_that_a_template_does_not_write_are_refused() {
+    let template = open(CHATML);
+    let refused = |change: &dyn Fn(&mut Value)| {
+        let mut record = with_tools();
+        change(&mut record);
+        spans(&template, &record).unwrap_err()
+    };
+    assert_eq!(refused(&|_| {}), "the chat template writes no calls of tools: it does not read `tool_calls`");
+    let no_calls = |record: &mut Value| {
+        record["messages"][3].as_object_mut().unwrap().shift_remove("tool_calls");
+    };
+    assert_eq!(refused(&no_calls), "the chat template writes no `tools`, and the record has some");
+    let strict = format!(
+        "{{% for m in messages %}}{{% if m.role == 'tool' %}}{{{{ raise_exception('no') }}}}{{% endif %}}{{% endfor %}}{CHATML}"
+    );
+    let error = spans(&open(&strict), &with_tools()).unwrap_err();
+    assert_eq!(error, "the chat template writes no turns of tools");
+}
+
+/// Python 3.11: `str([0.5, "a'b", {"c": 1e-05, "d": None}, True])` and so on.
+#[test]
+fn values_are_printed_as_python_prints_them() {
+    let shown = |value: &str| {
+        let source = format!("{{{{ {value} }}}}|{{{{ ({value}) | string }}}}{CHATML}");
+        let text = open(&source).render(&conversation(&[("human", "x")])).unwrap().text;
+        let shown = text.split("<|im_start|>").next().unwrap().split_once('|').unwrap();
+        assert_eq!(shown.0, shown.1);
+        shown.0.to_owned()
+    };
+    assert_eq!(
+        shown("[0.5, \"a\", {'c': 0.00001, 'd': none}, true]"),
+        "[0.5, 'a', {'c': 1e-05, 'd': None}, True]"
+    );
+    assert_eq!(shown("12345678901234567890.0"), "1.2345678901234567e+19");
+    assert_eq!((shown("3"), shown("2.0")), ("3".to_owned(), "2.0".to_owned()));
+    assert_eq!(shown("none is iterable"), "False");
+}
