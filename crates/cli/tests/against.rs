@@ -22,6 +22,9 @@ fn two_runs_of_the_same_samples_are_held_against_each_other_by_step() {
     let said = session.dflop(&["report", "demo", "--against", "demo/quick"]);
     has(&said, "status: 0");
     has(&said, "run against quick:");
+    // As `--help` writes it, from beside the plan.
+    let bare = session.dflop_in("demo", &["report", ".", "--against", "quick", "-o", "quick.html"]);
+    has(&bare, "run against quick:");
     // By hand: the geometric mean of the ratios of steps 1 to 8.
     let times = |run: &str| -> Vec<f64> {
         let lines = fs::read_to_string(session.path(format!("demo/{run}/metrics.jsonl"))).unwrap();

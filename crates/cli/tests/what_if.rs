@@ -59,6 +59,17 @@ fn a_plan_that_leaves_a_rank_free_is_the_plan_of_its_cluster() {
     assert!(json.contains("\"num_ranks\": 8") && json.contains("\"num_free_ranks\": 1"), "{json}");
     let command = session.dflop(&["plan", "--emit", "torchrun", "--sampled-batches", "1"]);
     assert!(command.contains("torchrun --standalone --nproc-per-node 8 "), "{command}");
+    assert!(command.contains(" --no-python dflop train --config 'dflop.yaml'\n"), "{command}");
+    // What training would look for elsewhere is said.
+    fs::copy(session.path("data_profile.parquet"), session.path("it's.parquet")).unwrap();
+    let other = ["--data-profile", "it's.parquet", "-o", "other.json", "--emit"];
+    let of =
+        |launcher| session.dflop(&[&["plan", "--sampled-batches", "1"], &other[..], &[launcher]].concat());
+    let command = of("slurm");
+    let told = " dflop train --config 'dflop.yaml' --data-profile 'it'\\''s.parquet' --plan 'other.json'\n";
+    assert!(command.contains(told), "{command}");
+    let manifest = of("kubernetes");
+    assert!(manifest.contains("- '--plan'\n            - 'other.json'\n"), "{manifest}");
     let simulated = session.dflop(&["simulate", "--steps", "1"]);
     assert!(simulated.contains("status: 0"), "{simulated}");
     // Another cluster's plan is refused as before.

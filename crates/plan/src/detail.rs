@@ -31,6 +31,8 @@ const FIRST_ANSWERS: usize = 2;
 pub struct Spent {
     /// Parts of the step by name; together the step.
     pub time_ns: Vec<(&'static str, u64)>,
+    /// Sampled global batches that were looked at, the first of those that the search judges.
+    pub num_batches: u32,
     /// The mean step of these batches.
     pub step_ns: u64,
     /// The longest of them.
@@ -44,6 +46,8 @@ pub struct Spent {
 /// Where time and memory of a plan go, and what it would take without some of its parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Detail {
+    /// Sampled global batches that the search judges: the detail may be of fewer.
+    pub num_sampled_batches: u32,
     /// Time and memory.
     pub spent: Spent,
     /// The same layout under simpler methods, from arrival order up to ours: the name of the method, and its step in
@@ -67,6 +71,7 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
     let models = Models::cut_over(input, [Some(plan.layout.encoder.tp), Some(plan.layout.llm.tp)])?;
     let scheduler = candidate.scheduler(input, &models)?;
     let mut batches = sampled_batches(input)?;
+    let num_sampled_batches = batches.len() as u32;
     batches.truncate(BATCHES);
     let count = batches.len().max(1) as u64;
     let mut answers = Vec::with_capacity(batches.len());
@@ -91,7 +96,7 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         without.push((arm.to_string(), sum.map(|sum: u64| sum / count)));
     }
     let without_parts = without_parts(input, plan)?;
-    Ok(Detail { spent, without, without_parts })
+    Ok(Detail { num_sampled_batches, spent, without, without_parts })
 }
 
 /// Where time and memory of `plan`, a plan of `input`, go by the scheduler's first answers on up to two sampled global batches. A
@@ -193,6 +198,7 @@ fn spent_on(
         .collect();
     time_ns.push(("launches, small products, collectives", left));
     Ok(Spent {
+        num_batches: batches.len() as u32,
         time_ns,
         step_ns,
         step_ns_max: steps.into_iter().max().unwrap_or(0),
@@ -240,13 +246,24 @@ fn without_parts(
 }
 
 impl Detail {
+    /// Which steps the detail is of: fewer than the plan's own number is.
+    fn of_batches(&self) -> String {
+        let (looked_at, judged) = (self.spent.num_batches, self.num_sampled_batches);
+        if looked_at < judged {
+            format!("the first {looked_at} of the {judged} sampled global batches")
+        } else {
+            format!("{looked_at} sampled global batch{}", if looked_at == 1 { "" } else { "es" })
+        }
+    }
+
     /// The detail for people. Ends with a line end.
     pub fn words(&self) -> String {
         let spent = &self.spent;
         let whole = spent.step_ns.max(1) as f64;
         let mut text = format!(
-            "\nwhere {} go (longest of these steps {})\n",
+            "\nwhere {} go: the mean of {}, the longest {}\n",
             number::ns(spent.step_ns),
+            self.of_batches(),
             number::ns(spent.step_ns_max)
         );
         for (name, ns) in spent.time_ns.iter().filter(|(_, ns)| *ns > 0) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import distributed
@@ -11,7 +13,7 @@ from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.padded_rows import watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch.distributed import ProcessGroup
 
@@ -64,8 +66,36 @@ def of_first_rank(make: Callable[[], T], what: str) -> T:
     return found[0]
 
 
+_CHOOSE_SAMPLES = ("batch_sampler", "sampler")
+"""Arguments of a DataLoader that do what dflop does."""
+
+
+def check_names(options: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Refuses options that nobody knows.
+
+    Args:
+        options: their names.
+        others: that are known beside those of `BalancedBatchSampler`.
+
+    Raises:
+        TypeError: one is not known; it says which is like it.
+    """
+    # The first four are the costs and where the rank stands.
+    known = [*list(signature(BalancedBatchSampler).parameters)[4:], *others]
+    for name in options:
+        if name in _CHOOSE_SAMPLES:
+            message = f"`{name}` is given, leave it out: dflop chooses the samples of each batch"
+            raise TypeError(message)
+        if name not in known:
+            like = get_close_matches(name, known, n=1)
+            hint = f"did you mean `{like[0]}`?" if like else f"there are {', '.join(sorted(known))}"
+            message = f"`{name}` is no option that is known: {hint}"
+            raise TypeError(message)
+
+
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of the DataLoader, and all others: those of `BalancedBatchSampler`."""
+    check_names(options, _OF_LOADER)
     of_loader = {name: value for name, value in options.items() if name in _OF_LOADER}
     return of_loader, {name: value for name, value in options.items() if name not in _OF_LOADER}
 

@@ -5,6 +5,7 @@ model, batches of one sample -> times of encoder and LLM -> a line or a parabola
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -88,10 +89,15 @@ class MeasuredCost:
     def __str__(self) -> str:
         parts = []
         for name, curve in (("encoder", self.encoder), ("LLM", self.llm)):
-            of_most = curve.added_ns(curve.tokens_max) / max(curve.tokens_max, 1)
+            if curve.tokens_max == 0:
+                parts.append(f"{name}: no sample has tokens for it")
+                continue
+            of_most = curve.added_ns(curve.tokens_max) / curve.tokens_max
+            known = not math.isnan(curve.error)
+            off = f"predicted from the others: {curve.error:.0%} off" if known else "too few to be tried"
             parts.append(
                 f"{name} {curve.token_ns / 1e3:.4g} us a token, {of_most / 1e3:.4g} us in a sample of "
-                f"{curve.tokens_max:,} (predicted from the others: {curve.error:.0%} off)"
+                f"{curve.tokens_max:,} ({off})"
             )
         return f"measured on {self.num_samples} samples: {'; '.join(parts)}"
 

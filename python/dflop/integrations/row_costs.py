@@ -21,6 +21,7 @@ from dflop.data.saved import is_dataset, profile, profile_records
 from dflop.integrations.backbone import unwrapped
 from dflop.integrations.loader import of_first_rank
 from dflop.integrations.parameter_cost import cost_of_parameters
+from dflop.integrations.row_ids import batches_of_ids, has_ids, held, lengths_of_ids
 
 if TYPE_CHECKING:
     import os
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 # Encoder and LLM tokens of each sequence of a row; whether they stand in one, or are padded to the longest.
 _Row = tuple["Sequence[tuple[float, int]]", bool]
 _HINT = "give `costs`: a pair (encoder, LLM) of each row, or the path of a profile by `dflop profile data`"
-_WHEN_LOADED = "; or `balance(trainer, when_loaded=True)`, which counts samples when they have been read"
+_WHEN_LOADED = (
+    "; or `balance(trainer, when_loaded=True)`, of `python -m dflop.integrations.script` `--when-loaded`, "
+    "which counts samples when they have been read"
+)
 _MEDIA = ("image", "video", "audio")
 # Fields that say how many encoder tokens become one feature, and the power of it that they do.
 _FIELDS = (
@@ -84,8 +88,6 @@ _TENSORS = ("pixel_values", "input_features")
 _LENGTHS = ("lengths", "length")
 _ANSWERS = ("chosen", "rejected")
 """Columns of TRL's preference datasets."""
-_BATCH = 1_000
-"""Rows that are counted at a time."""
 
 
 def costs_of_rows(
@@ -108,7 +110,8 @@ def costs_of_rows(
 
     Args:
         rows: a `datasets.Dataset`; a list of dictionaries with `input_ids`; or a list of records of chats as
-            a line of JSONL has them, where a list in place of a record is one sample of several. Of a dataset
+            a line of JSONL has them, where a list in place of a record is one sample of several; or a
+            `Subset` or `ConcatDataset` of such. Of a dataset
             that keeps its records in `list_data_dict`, as the training scripts of Qwen-VL and LLaVA do, those
             are read. Of a model of text alone a column `length` or `lengths` is enough.
         model: of transformers, with or without adapters of peft, not sharded yet.
@@ -184,18 +187,18 @@ def _sequences(
     media_root: str | os.PathLike[str] | None,
 ) -> Iterator[_Row]:
     """Each row, from one of the forms that the module names."""
-    held = getattr(rows, "list_data_dict", rows)
-    if _has_ids(held):
-        yield from (([shape], True) for shape in _of_ids(held, model))
+    of_rows = held(rows)
+    if has_ids(of_rows):
+        yield from (([shape], True) for shape in _of_ids(of_rows, model))
         return
-    if is_dataset(held):
-        if names := _ids_of_answers(held):
-            yield from ((pair, False) for pair in _pairs_of_ids(held, model, names))
+    if is_dataset(of_rows):
+        if names := _ids_of_answers(of_rows):
+            yield from ((pair, False) for pair in _pairs_of_ids(of_rows, model, names))
             return
-        if lengths := _lengths(held, model):
+        if lengths := _lengths(of_rows, model):
             yield from (([(0.0, length)], True) for length in lengths)
             return
-    elif not _are_records(held):
+    elif not _are_records(of_rows):
         message = (
             f"`train_dataset` is a `{type(rows).__name__}` whose rows say nothing of their size, {_HINT}"
             f"{_WHEN_LOADED}"
@@ -205,28 +208,28 @@ def _sequences(
         # The trainer of Qwen-VL's script has a tokenizer alone, its dataset the processor.
         holder = processor if _is_processor(processor) else getattr(rows, "processor", processor)
         directory = _directory(model, holder, Path(folder)) if model_dir is None else Path(model_dir)
-        if is_dataset(held):
+        if is_dataset(of_rows):
             root = _media_root(rows, media_root)
-            answers = [_profiled(held, directory, root, columns) for columns in _columns(held)]
+            answers = [_profiled(of_rows, directory, root, columns) for columns in _columns(of_rows)]
             yield from ((shapes, len(answers) == 1) for shapes in zip(*answers, strict=True))
             return
-        counts = [len(row) if isinstance(row, list) else 1 for row in held]
-        found = iter(_profiled(_flat(held), directory, _media_root(rows, media_root)))
+        counts = [len(row) if isinstance(row, list) else 1 for row in of_rows]
+        found = iter(_profiled(_flat(of_rows), directory, _media_root(rows, media_root)))
         yield from (([next(found) for _ in range(count)], True) for count in counts)
 
 
-def _are_records(held: Any) -> bool:
+def _are_records(rows: Any) -> bool:
     """Whether these are records of chats, or lists of some."""
-    is_list = isinstance(held, (list, tuple)) and len(held) > 0
+    is_list = isinstance(rows, (list, tuple)) and len(rows) > 0
     return is_list and all(
-        isinstance(one, dict) for row in held for one in (row if isinstance(row, list) else [row])
+        isinstance(one, dict) for row in rows for one in (row if isinstance(row, list) else [row])
     )
 
 
-def _flat(held: Any) -> list[dict[str, Any]]:
+def _flat(rows: Any) -> list[dict[str, Any]]:
     """The records one behind the other, with media below their `data_path` as paths of the file system."""
     found = []
-    for row in held:
+    for row in rows:
         for record in row if isinstance(row, list) else [row]:
             kept = {name: value for name, value in record.items() if name != "data_path"}
             if root := record.get("data_path"):
@@ -292,14 +295,6 @@ def _profiled(
     return shapes if order is None else [shapes[index] for index in order]
 
 
-def _has_ids(rows: Any) -> bool:
-    if is_dataset(rows):
-        return "input_ids" in rows.column_names
-    return isinstance(rows, (list, tuple)) and all(
-        isinstance(row, dict) and "input_ids" in row for row in rows
-    )
-
-
 def _ids_of_answers(rows: Any) -> list[str]:
     """The columns of both answers' tokens, as TRL or LLaMA-Factory names them."""
     for ending in ("ids", "input_ids"):
@@ -312,20 +307,16 @@ def _ids_of_answers(rows: Any) -> list[str]:
 def _pairs_of_ids(rows: Any, model: nn.Module, names: list[str]) -> Iterator[Sequence[tuple[float, int]]]:
     """Both answers, with the prompt where that stands apart (TRL's `DPOTrainer`, of text alone)."""
     has_prompt = "prompt_ids" in rows.column_names
-    prompts = _lengths_of_ids(rows, "prompt_ids") if has_prompt else [0] * len(rows)
+    prompts = lengths_of_ids(rows, "prompt_ids") if has_prompt else [0] * len(rows)
     answers = [_of_ids(rows, model, name) for name in names]
     for prompt, *pair in zip(prompts, *answers, strict=True):
         yield [(encoder, prompt + length) for encoder, length in pair]
 
 
-def _lengths_of_ids(rows: Any, name: str) -> list[int]:
-    return [length for _, found in _batches_of_ids(rows, name) for length in found.tolist()]
-
-
 def _of_ids(rows: Any, model: nn.Module, name: str = "input_ids") -> list[tuple[float, int]]:
     merged = media_tokens(model, cost_of_parameters(model))
     shapes, num_media = [], 0
-    for tokens, found in _batches_of_ids(rows, name):
+    for tokens, found in batches_of_ids(rows, name):
         ends = np.cumsum(found)
         encoder = np.zeros(len(found))
         for token, count in merged.items():
@@ -367,25 +358,12 @@ def _num_pictures(rows: Any) -> int:
     if not names:
         return 0
     total = 0
-    for batch in rows.select_columns(names).with_format("arrow").iter(_BATCH):
+    for batch in rows.select_columns(names).with_format("arrow").iter(1_000):
         for name in names:
             column = batch.column(name).combine_chunks()
             is_list = hasattr(column, "value_lengths")
             total += len(column.flatten()) if is_list else len(column) - column.null_count
     return total
-
-
-def _batches_of_ids(rows: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The tokens of some rows, one behind the other, and how many each row has."""
-    if is_dataset(rows):
-        # The one column, so that no picture beside it is decoded.
-        for batch in rows.select_columns([name]).with_format("arrow").iter(_BATCH):
-            column = batch.column(name).combine_chunks()
-            yield np.asarray(column.flatten()), np.asarray(column.value_lengths(), dtype=np.int64)
-        return
-    for start in range(0, len(rows), _BATCH):
-        ids = [np.asarray(row[name]).reshape(-1) for row in rows[start : start + _BATCH]]
-        yield np.concatenate(ids), np.asarray([len(one) for one in ids])
 
 
 def media_tokens(model: nn.Module, cost: ParameterCost) -> dict[int, float]:

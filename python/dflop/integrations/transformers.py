@@ -25,7 +25,7 @@ from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.generations import balance_generations, is_generating, is_of_swift
 from dflop.integrations.loaded import balance_loaded
-from dflop.integrations.loader import check_length
+from dflop.integrations.loader import check_length, check_names
 from dflop.integrations.padded_rows import watched
 from dflop.integrations.row_costs import costs_of_rows
 from dflop.integrations.text_alone import (
@@ -115,6 +115,7 @@ def balance(
     from dflop.integrations.trainer_steps import BalancedSteps, load_whole_checkpoints, steps_of
 
     _check(trainer, when_loaded)
+    check_names(options, _OF_TRAINER)
     warn_of_neighbours(trainer)
     if is_generating(trainer):
         _check_unknown("the trainer generates its samples", costs, model_dir, options)

@@ -108,7 +108,13 @@ def balance_as_asked(
 
         # Of the whole model: what the second line makes even already is none of the first one's.
         if costs is None and not when_loaded and not is_known_late(trainer):
-            costs = costs_of_rows(trainer.train_dataset, trainer.model, trainer.processing_class, model_dir)
+            costs = costs_of_rows(
+                trainer.train_dataset,
+                trainer.model,
+                trainer.processing_class,
+                model_dir,
+                max_length=getattr(trainer.args, "max_length", None),
+            )
             model_dir = None
         costs = None if costs is None else costs.llm_alone()
         balance_encoder(trainer.model)

@@ -5,26 +5,29 @@ use crate::args::Launcher;
 use dflop_types::RankedPlan;
 use std::path::Path;
 
+/// What `dflop train` is told: an option, and a file or a word for it.
+pub(super) type Told<'a> = (&'static str, &'a Path);
+
 /// Port of the first node on which torchrun's agents meet: torchrun's own default.
 const PORT: u16 = 29_400;
 
 /// What starts the training of a plan: for torchrun the command of each node, for Slurm a job script, for Kubernetes a manifest;
-/// for other trainers their nearest arguments. Ends with a line end.
+/// for other trainers their nearest arguments. `told` is what the plan was made from and written to. Ends with a line end.
 pub(super) fn launch(
     launcher: Launcher,
     plan: &RankedPlan,
     global_batch_size: u32,
     num_llm_layers: u32,
     ranks_per_node: u32,
-    config: &Path,
+    told: &[Told<'_>],
 ) -> String {
     let nodes = Nodes::of(plan.layout.num_ranks(), ranks_per_node);
-    let path = config.display().to_string();
-    let config = path.replace('\'', r"'\''");
-    let train = format!("--no-python dflop train --config '{config}'");
+    let quoted = |path: &Path| path.display().to_string().replace('\'', r"'\''");
+    let told_in_shell = told.iter().map(|(name, path)| format!(" {name} '{}'", quoted(path)));
+    let train = format!("--no-python dflop train{}", told_in_shell.collect::<String>());
     match launcher {
         Launcher::Torchrun => torchrun(&nodes, &train),
-        Launcher::Kubernetes => kubernetes(&nodes, &path),
+        Launcher::Kubernetes => kubernetes(&nodes, told),
         Launcher::Megatron => foreign::megatron(plan, global_batch_size, num_llm_layers),
         Launcher::Torchtitan => foreign::torchtitan(plan, global_batch_size, num_llm_layers),
         Launcher::Slurm => slurm(&nodes, &train),
@@ -118,10 +121,10 @@ fn slurm(nodes: &Nodes, train: &str) -> String {
 /// An indexed Job, whose pods are the nodes, and the headless Service by whose names they find the first of them.
 ///
 /// Fields as in the Kubernetes API `batch/v1` and "Job with Pod-to-Pod Communication" in its documentation, read on 2026-11-23.
-fn kubernetes(nodes: &Nodes, config: &str) -> String {
+fn kubernetes(nodes: &Nodes, told: &[Told<'_>]) -> String {
     let Nodes { number, per_node, of_last } = nodes;
     let meeting = format!("--rdzv-backend c10d --rdzv-id dflop --rdzv-endpoint dflop-0.dflop:{PORT}");
-    let train = "--no-python dflop train --config";
+    let train = "--no-python dflop train";
     // Without a shell, or with one that torchrun takes the place of: the signal that ends a pod reaches torchrun, and by it
     // every rank.
     let words: Vec<String> = match (number, of_last) {
@@ -135,11 +138,16 @@ fn kubernetes(nodes: &Nodes, config: &str) -> String {
             .collect(),
         (_, Some(_)) => {
             let agents = nodes.agents("JOB_COMPLETION_INDEX", "dflop-0.dflop", &meeting);
-            ["sh".to_owned(), "-c".to_owned(), format!("exec torchrun {agents} {train} \"$0\"")].into()
+            let shell = ["sh", "-c"].map(str::to_owned);
+            shell
+                .into_iter()
+                .chain([format!("exec torchrun {agents} {train} \"$@\""), "torchrun".to_owned()])
+                .collect()
         }
     };
     let nodes = number;
-    let quoted = words.into_iter().chain([config.replace('\'', "''")]);
+    let told = told.iter().flat_map(|(name, path)| [(*name).to_owned(), path.display().to_string()]);
+    let quoted = words.into_iter().chain(told.map(|word| word.replace('\'', "''")));
     let command = quoted.map(|word| format!("            - '{word}'")).collect::<Vec<_>>().join("\n");
     format!(
         "# Put your own in the places of IMAGE (a container with dflop and torch) and CLAIM (a volume with configuration, data, model
@@ -200,6 +208,10 @@ mod tests {
     use super::*;
     use dflop_types::{Layout, PipelineOrder, PlanPrediction, Recomputation, Zero};
 
+    fn config(path: &str) -> [Told<'_>; 1] {
+        [("--config", Path::new(path))]
+    }
+
     fn plan(ranks: u32) -> RankedPlan {
         RankedPlan {
             layout: Layout::colocated(ranks, Zero::Nothing),
@@ -214,17 +226,17 @@ mod tests {
     #[test]
     fn one_node_needs_no_meeting_point() {
         assert_eq!(
-            launch(Launcher::Torchrun, &plan(4), 16, 28, 8, Path::new("it's/dflop.yaml")),
+            launch(Launcher::Torchrun, &plan(4), 16, 28, 8, &config("it's/dflop.yaml")),
             "torchrun --standalone --nproc-per-node 4 --no-python dflop train --config 'it'\\''s/dflop.yaml'\n"
         );
     }
 
     #[test]
     fn several_nodes_meet_at_the_first() {
-        let command = launch(Launcher::Torchrun, &plan(64), 256, 28, 8, Path::new("dflop.yaml"));
+        let command = launch(Launcher::Torchrun, &plan(64), 256, 28, 8, &config("dflop.yaml"));
         assert!(command.contains("--nnodes 8 --nproc-per-node 8"), "{command}");
         assert!(command.contains("--rdzv-endpoint \"${HEAD:?}:29400\""), "{command}");
-        let job = launch(Launcher::Slurm, &plan(64), 256, 28, 8, Path::new("dflop.yaml"));
+        let job = launch(Launcher::Slurm, &plan(64), 256, 28, 8, &config("dflop.yaml"));
         assert!(job.starts_with("#!/bin/bash\n#SBATCH"), "{job}");
         assert!(job.contains("#SBATCH --nodes=8\n"), "{job}");
         assert!(job.contains("srun bash -c 'exec torchrun --nnodes 8 --nproc-per-node 8"), "{job}");
@@ -233,7 +245,7 @@ mod tests {
     /// 17 ranks on nodes of eight: the agents are numbered, so that the node with one rank is the last.
     #[test]
     fn the_last_node_has_what_is_left() {
-        let of = |launcher| launch(launcher, &plan(17), 64, 28, 8, Path::new("dflop.yaml"));
+        let of = |launcher| launch(launcher, &plan(17), 64, 28, 8, &config("dflop.yaml"));
         let torchrun = of(Launcher::Torchrun);
         let meeting = "--nnodes 3 --nproc-per-node \"$((${NODE:?} == 2 ? 1 : 8))\" --rdzv-backend static \
                        --node-rank \"$((${NODE:?}))\" --master-addr \"${HEAD:?}\" --master-port 29400 --no-python";
@@ -244,13 +256,14 @@ mod tests {
         let manifest = of(Launcher::Kubernetes);
         let start = "            - 'sh'\n            - '-c'\n            - 'exec torchrun --nnodes 3 ";
         assert!(manifest.contains(start), "{manifest}");
-        assert!(manifest.contains("\"$0\"'\n            - 'dflop.yaml'\n"), "{manifest}");
+        let end = "\"$@\"'\n            - 'torchrun'\n            - '--config'\n            - 'dflop.yaml'\n";
+        assert!(manifest.contains(end), "{manifest}");
         assert!(manifest.contains("  completions: 3\n"), "{manifest}");
     }
 
     #[test]
     fn pods_are_nodes_and_meet_at_the_first() {
-        let manifest = launch(Launcher::Kubernetes, &plan(64), 256, 28, 8, Path::new("it's/dflop.yaml"));
+        let manifest = launch(Launcher::Kubernetes, &plan(64), 256, 28, 8, &config("it's/dflop.yaml"));
         assert!(
             manifest.contains("  completionMode: Indexed\n  completions: 8\n  parallelism: 8\n"),
             "{manifest}"
@@ -265,7 +278,7 @@ mod tests {
             manifest.contains("            - '--config'\n            - 'it''s/dflop.yaml'\n"),
             "{manifest}"
         );
-        let one = launch(Launcher::Kubernetes, &plan(4), 16, 28, 8, Path::new("dflop.yaml"));
+        let one = launch(Launcher::Kubernetes, &plan(4), 16, 28, 8, &config("dflop.yaml"));
         assert!(one.contains("  completions: 1\n"), "{one}");
         assert!(
             one.contains("- '--standalone'\n            - '--nproc-per-node'\n            - '4'\n"),

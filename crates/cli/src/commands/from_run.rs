@@ -265,7 +265,7 @@ impl FromRun {
         out: &Path,
         is_json: bool,
     ) -> Result<(), Failure> {
-        let profile = out.with_file_name(profile_name(out));
+        let profile = Self::profile_beside(out);
         if !is_json {
             let go_on = format!(
                 "dflop train --resume auto --config {} --plan {} --model-profile {}",
@@ -276,6 +276,11 @@ impl FromRun {
             out!("\n{}{}", self.words(), change.words(&go_on));
         }
         super::write(&profile, &self.renewed)
+    }
+
+    /// Where the renewed model profile of a plan stands.
+    pub(super) fn profile_beside(plan: &Path) -> PathBuf {
+        plan.with_file_name(profile_name(plan))
     }
 
     pub(super) fn json(&self) -> Value {

@@ -1,6 +1,6 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
-use super::emit::launch;
+use super::emit::{Told, launch};
 use super::from_run::FromRun;
 use super::price::Run;
 use super::report::named_in;
@@ -125,8 +125,9 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         Some(launcher) => {
             let (size, of_node) = (plan.global_batch_size, config.cluster.ranks_per_node);
             let num_layers = inputs.model_profile.num_llm_layers();
-            let config = &arguments.files.config.config;
-            out!("{}", launch(launcher, &plan.best, size, num_layers, of_node, config));
+            let renewed = from_run.as_ref().map(|_| FromRun::profile_beside(&out));
+            let told = told(arguments, &out, renewed.as_deref());
+            out!("{}", launch(launcher, &plan.best, size, num_layers, of_node, &told));
         }
         None if !arguments.json => {
             out!("{}", explain(&outcome));
@@ -144,6 +145,21 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         found.tell(&change, &arguments.files.config.config, &out, arguments.json)
     })?;
     replace(&out, &plan)
+}
+
+/// What training must be told, or it would take other files than the search did.
+fn told<'a>(arguments: &'a args::Plan, out: &'a Path, renewed: Option<&'a Path>) -> Vec<Told<'a>> {
+    let files = &arguments.files;
+    let plan = arguments.out.as_ref().map(|_| out).or_else(|| renewed.map(|_| out));
+    let more = [
+        ("--data-profile", files.data_profile.as_deref()),
+        ("--model-profile", renewed.or(files.model_profile.as_deref())),
+        ("--plan", plan),
+        // The run that the plan was renewed from goes on.
+        ("--resume", renewed.map(|_| Path::new("auto"))),
+    ];
+    let more = more.into_iter().filter_map(|(name, path)| Some((name, path?)));
+    std::iter::once(("--config", files.config.config.as_path())).chain(more).collect()
 }
 
 /// The profile says which tensor degrees it has; the model, why it cannot have another.
@@ -362,7 +378,8 @@ fn detail_json(plan: &RankedPlan, detail: &Detail) -> Value {
     let without: Vec<_> = detail.without.iter().map(|(way, ns)| json!({"way": way, "step_ns": ns})).collect();
     let without_parts: Vec<_> =
         detail.without_parts.iter().map(|(way, ns)| json!({"way": way, "step_ns": ns})).collect();
-    json!({"layout": plan.layout, "step_ns": spent.step_ns, "step_ns_max": spent.step_ns_max,
+    json!({"layout": plan.layout, "num_batches": spent.num_batches,
+           "num_sampled_batches": detail.num_sampled_batches, "step_ns": spent.step_ns, "step_ns_max": spent.step_ns_max,
            "time_ns": parts(&spent.time_ns), "fullest_rank": spent.fullest_rank,
            "memory_bytes": parts(&spent.memory), "without": without, "without_parts": without_parts})
 }

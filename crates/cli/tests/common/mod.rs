@@ -84,9 +84,14 @@ impl Session {
 
     /// Status, stdout and stderr, as a person sees them.
     pub(crate) fn dflop(&self, arguments: &[&str]) -> String {
+        self.dflop_in("", arguments)
+    }
+
+    /// As [`Self::dflop`], started in a directory of the session.
+    pub(crate) fn dflop_in(&self, directory: &str, arguments: &[&str]) -> String {
         let output = Command::new(env!("CARGO_BIN_EXE_dflop"))
             .args(arguments)
-            .current_dir(self.directory.path())
+            .current_dir(self.directory.path().join(directory))
             .env("COLUMNS", "100")
             .env_remove("RANK")
             .output()

@@ -55,7 +55,9 @@ fn place<'a>(named: &'a Path, dir: &'a Path) -> (&'a Path, Option<&'a Path>) {
         return (named, None);
     }
     // A run stands beside what it was made from; else that is where the report's own is.
-    let beside = named.parent().filter(|parent| parent.join("plan.json").exists());
+    let parent =
+        named.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+    let beside = parent.filter(|parent| parent.join("plan.json").exists());
     (beside.unwrap_or(dir), Some(named))
 }
 
