@@ -3,10 +3,10 @@
 use super::foreign;
 use crate::args::Launcher;
 use dflop_types::RankedPlan;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What `dflop train` is told: an option, and a file or a word for it.
-pub(super) type Told<'a> = (&'static str, &'a Path);
+pub(super) type Told = (&'static str, PathBuf);
 
 /// Port of the first node on which torchrun's agents meet: torchrun's own default.
 const PORT: u16 = 29_400;
@@ -19,7 +19,7 @@ pub(super) fn launch(
     global_batch_size: u32,
     num_llm_layers: u32,
     ranks_per_node: u32,
-    told: &[Told<'_>],
+    told: &[Told],
 ) -> String {
     let nodes = Nodes::of(plan.layout.num_ranks(), ranks_per_node);
     let quoted = |path: &Path| path.display().to_string().replace('\'', r"'\''");
@@ -121,7 +121,7 @@ fn slurm(nodes: &Nodes, train: &str) -> String {
 /// An indexed Job, whose pods are the nodes, and the headless Service by whose names they find the first of them.
 ///
 /// Fields as in the Kubernetes API `batch/v1` and "Job with Pod-to-Pod Communication" in its documentation, read on 2026-11-23.
-fn kubernetes(nodes: &Nodes, told: &[Told<'_>]) -> String {
+fn kubernetes(nodes: &Nodes, told: &[Told]) -> String {
     let Nodes { number, per_node, of_last } = nodes;
     let meeting = format!("--rdzv-backend c10d --rdzv-id dflop --rdzv-endpoint dflop-0.dflop:{PORT}");
     let train = "--no-python dflop train";
@@ -208,8 +208,8 @@ mod tests {
     use super::*;
     use dflop_types::{Layout, PipelineOrder, PlanPrediction, Recomputation, Zero};
 
-    fn config(path: &str) -> [Told<'_>; 1] {
-        [("--config", Path::new(path))]
+    fn config(path: &str) -> [Told; 1] {
+        [("--config", PathBuf::from(path))]
     }
 
     fn plan(ranks: u32) -> RankedPlan {

@@ -1,6 +1,6 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
-use super::emit::{Told, launch};
+use super::emit::launch;
 use super::from_run::FromRun;
 use super::price::Run;
 use super::report::named_in;
@@ -125,8 +125,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         Some(launcher) => {
             let (size, of_node) = (plan.global_batch_size, config.cluster.ranks_per_node);
             let num_layers = inputs.model_profile.num_llm_layers();
-            let renewed = from_run.as_ref().map(|_| FromRun::profile_beside(&out));
-            let told = told(arguments, &out, renewed.as_deref());
+            let told = told(arguments, &out);
             out!("{}", launch(launcher, &plan.best, size, num_layers, of_node, &told));
         }
         None if !arguments.json => {
@@ -148,18 +147,19 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
 }
 
 /// What training must be told, or it would take other files than the search did.
-fn told<'a>(arguments: &'a args::Plan, out: &'a Path, renewed: Option<&'a Path>) -> Vec<Told<'a>> {
+fn told(arguments: &args::Plan, out: &Path) -> Vec<(&'static str, PathBuf)> {
     let files = &arguments.files;
-    let plan = arguments.out.as_ref().map(|_| out).or_else(|| renewed.map(|_| out));
+    let is_of_run = arguments.from_run.is_some();
+    let renewed = is_of_run.then(|| FromRun::profile_beside(out));
     let more = [
-        ("--data-profile", files.data_profile.as_deref()),
-        ("--model-profile", renewed.or(files.model_profile.as_deref())),
-        ("--plan", plan),
+        ("--data-profile", files.data_profile.clone()),
+        ("--model-profile", renewed.or_else(|| files.model_profile.clone())),
+        ("--plan", (is_of_run || arguments.out.is_some()).then(|| out.to_owned())),
         // The run that the plan was renewed from goes on.
-        ("--resume", renewed.map(|_| Path::new("auto"))),
+        ("--resume", is_of_run.then(|| PathBuf::from("auto"))),
     ];
     let more = more.into_iter().filter_map(|(name, path)| Some((name, path?)));
-    std::iter::once(("--config", files.config.config.as_path())).chain(more).collect()
+    std::iter::once(("--config", files.config.config.clone())).chain(more).collect()
 }
 
 /// The profile says which tensor degrees it has; the model, why it cannot have another.
