@@ -234,7 +234,19 @@ def test_datasets_of_llama_factory_are_those_of_openai(tmp_path):
     assert model.encoded(sharegpt) == model.encoded(openai)
 
 
-def test_what_a_tool_gave_inside_an_answer_is_refused(tmp_path):
-    """Gemma 4 goes on in the same turn after a tool's response, which must carry no loss."""
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_v4", "gemma4_v5"])
+def test_gemma_4_goes_on_in_the_same_turn_after_a_tools_response(name, tmp_path):
+    """The response carries no loss; that the model asks for it, as the end of its call, does."""
+    text, found = Model(tmp_path, template(name)).encoded(RECORDS["both"])
+    assert text == rendered(name, RECORDS["both"])[0]
+    calling, gone = found[1:]
+    assert calling.endswith("<|tool_call>call:look{at:[4]}<tool_call|><|tool_response>")
+    assert ("so I look" in calling) == ("so I look" in text)
+    assert gone.endswith("gone<turn|>")
+    assert ("new thought" in gone) == ("new thought" in text)
+
+
+def test_what_is_said_behind_a_tools_response_is_refused(tmp_path):
+    """Gemma 4's template writes the content of a turn behind the response to its call."""
     with pytest.raises(ProfileError, match="the answer of turn 2 is not found"):
         Model(tmp_path, template("gemma4")).encoded(RECORDS["calls"])

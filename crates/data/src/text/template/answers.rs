@@ -97,7 +97,7 @@ impl ChatTemplate {
             let of_marks = match &mut plain {
                 Some(spans) if is_plain(turn, message) => spans.next(),
                 _ if is_plain(turn, message) => None,
-                _ => self.framed(messages, tools, text, index),
+                _ => self.framed(messages, tools, (text, &of_tools), index),
             };
             let found = of_marks.or_else(|| self.between_prefixes(messages, tools, text, index));
             // Gemma 4 writes what a tool gave inside the answer that called it.
@@ -137,13 +137,13 @@ impl ChatTemplate {
         [CALLS].iter().chain(&THOUGHTS).any(may_read) || thinks_aloud()
     }
 
-    /// The answer at this index, by marks in a rendering of its own; `None` where they do not say where it is, or where it has
-    /// calls of tools and the template writes nothing at its end.
+    /// The answer at this index, by marks in a rendering of its own; `None` where they do not say where it is. `of_tools` is where
+    /// the words of tools stand: Gemma 4 writes what a tool gave inside the turn that called it.
     fn framed(
         &self,
         messages: &[Message],
         tools: &[Value],
-        text: &str,
+        (text, of_tools): (&str, &[Range<usize>]),
         index: usize,
     ) -> Option<Range<usize>> {
         let Marked { message, has_calls, has_content } = marked(&messages[index]);
@@ -158,29 +158,34 @@ impl ChatTemplate {
             return Some(inner);
         }
         let Frame { header, end } = self.frame();
-        let starts = |messages: &[Message], asks: bool| {
+        let before = |messages: &[Message], asks: bool| {
             let before = self.expand(messages, tools, asks).ok()?;
             text.starts_with(&before).then_some(before)
         };
-        let start = if header.is_empty() {
-            starts(&messages[..index], true)?.len()
-        } else {
-            text[..inner.start].rfind(header)? + header.len()
+        let is_free = |part: &Range<usize>| {
+            part.start <= part.end
+                && of_tools.iter().all(|words| words.end <= part.start || part.end <= words.start)
         };
-        if start > inner.start || !end.is_empty() && text[start..inner.start].contains(end) {
-            return None;
-        }
-        if !has_calls {
-            return Some(start..inner.end);
-        }
-        let stop = if end.is_empty() {
-            strip_as_python(&starts(&messages[..=index], false)?, None, false, true).len()
-        } else if json!(messages[index]).to_string().contains(end) {
-            return None;
-        } else {
-            inner.end + text[inner.end..].find(end)?
+        // What stands between the header and the answer belongs to its turn.
+        let by_header = || {
+            let start = text[..inner.start].rfind(header).filter(|_| !header.is_empty())? + header.len();
+            let is_of_turn = end.is_empty() || !text[start..inner.start].contains(end);
+            Some(start).filter(|start| is_of_turn && is_free(&(*start..inner.start)))
         };
-        (stop >= inner.end).then_some(start..stop)
+        let start = by_header().or_else(|| Some(before(&messages[..index], true)?.len()))?;
+        let by_end = || {
+            let is_of_turn = !end.is_empty() && !json!(messages[index]).to_string().contains(end);
+            let stop = inner.end + text[inner.end..].find(end).filter(|_| is_of_turn)?;
+            Some(stop).filter(|stop| is_free(&(inner.end..*stop)))
+        };
+        let by_prefix = || {
+            let up_to = before(&messages[..=index], false)?;
+            Some(strip_as_python(&up_to, None, false, true).len())
+        };
+        let stop = if has_calls { by_end().or_else(by_prefix)? } else { inner.end };
+        // Marks behind it are a name that the template writes once more, with what the tool gave.
+        let is_around = start <= inner.start && spans.first()?.end <= stop;
+        (is_around && is_free(&(start..stop))).then_some(start..stop)
     }
 
     /// What the template writes around an answer.
