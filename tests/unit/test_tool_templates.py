@@ -34,6 +34,7 @@ SPECIAL = [
     "<end_of_turn>",
     "<|image_pad|>",
 ]
+SPECIAL += ["<|start|>", "<|call|>", "<|return|>", "<|end|>"]
 SPECIAL += ["<|vision_start|>", "<|vision_end|>", "<turn|>", "<|user|>", "<|assistant|>", "<|observation|>"]
 TOOL = {
     "type": "function",
@@ -194,6 +195,43 @@ def test_labels_are_where_trl_marks_answers(name, kind, tmp_path):
     assert [piece.strip("\n") for piece in found] == [piece.strip("\n") for piece in marked]
 
 
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_instruct_2507", "qwen2_5", "lfm2_v2"])
+@pytest.mark.parametrize("content", ["there\n", "\n\nthere \n", "<think>\nhm\n</think>\n\nthere\n\n"])
+def test_spaces_at_the_ends_of_an_answer_keep_its_end(name, content, tmp_path):
+    record = {"messages": [ASKED, answer(content), ASKED_AGAIN, answer(content, reasoning_content="so")]}
+    text, found = Model(tmp_path, template(name)).encoded(record)
+    expected, marked = rendered(f"{name}_training", record, marks=True)
+    assert text == expected
+    assert [piece.strip("\n") for piece in found] == [piece.strip("\n") for piece in marked]
+    assert all(piece.endswith("<|im_end|>") for piece in found)
+
+
+def test_a_template_that_names_the_function_where_the_tool_speaks(tmp_path):
+    """gpt-oss: the tool's turn carries no loss, the arguments of the call do."""
+    dated = template("gptoss").replace('strftime_now("%Y-%m-%d")', '"2026-11-30"')
+    (tmp_path / "marked").mkdir()
+    training = (FOLDER / "gptoss_training.jinja").read_text()
+    training = training.replace('strftime_now("%Y-%m-%d")', '"2026-11-30"')
+    for end in (3, 4, 5):
+        messages = [ASKED, answer("", tool_calls=[call({"at": [1]})]), said_by_tool("a box"), answer("there")]
+        record = {"messages": [*messages, ASKED_AGAIN][:end], "tools": [TOOL]}
+        if end == 3:
+            record["messages"][2]["content"] = ""
+        text, found = Model(tmp_path, dated).encoded(record)
+        texts, spans = cast("Any", render_jinja_template)(
+            [record["messages"]],
+            tools=record["tools"],
+            chat_template=training,
+            return_assistant_tokens_mask=True,
+            **SPECIAL_TOKENS,
+        )
+        assert text == texts[0]
+        marked = [texts[0][start:stop] for start, stop in spans[0]]
+        # TRL's copy marks the header too.
+        assert found[0] == marked[0].removeprefix("<|start|>assistant")
+        assert len(found) == len(marked)
+
+
 def test_a_tool_may_show_a_picture(tmp_path):
     """Qwen3-VL's template writes it between the tags of the response."""
     model = Model(tmp_path, template("qwen3_vl"))
@@ -232,6 +270,16 @@ def test_datasets_of_llama_factory_are_those_of_openai(tmp_path):
         ],
     }
     assert model.encoded(sharegpt) == model.encoded(openai)
+
+
+def test_a_template_of_tools_beside_the_default_is_refused(tmp_path):
+    """`AutoTokenizer` takes it where there are tools; dflop does not."""
+    model = Model(tmp_path, template("qwen3"))
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    model.encoded(RECORDS["thoughts"])
+    with pytest.raises(ProfileError, match="a chat template of its own for these \\(`tool_use`\\)"):
+        model.encoded(RECORDS["calls"])
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4_v4", "gemma4_v5"])

@@ -198,6 +198,19 @@ impl ModelFiles {
         (self.own_template.is_none() && config["model_type"] == "smolvlm").then_some(SMOLVLM_WITH_VIDEOS)
     }
 
+    /// Whether the model has a template named `tool_use`, which tokenizers of transformers take in place of the default where there
+    /// are tools.
+    pub(crate) fn has_template_of_tools(&self) -> Result<bool, DataError> {
+        let is_there = |field: &Value| match field {
+            Value::Array(list) => list.iter().any(|one| one["name"] == TOOL_USE),
+            other => other.get(TOOL_USE).is_some(),
+        };
+        let folder = self.config.path.parent().unwrap_or(Path::new("")).join("additional_chat_templates");
+        let in_tokenizer = is_there(&self.tokenizer_config.json()?["chat_template"]);
+        let is_file = folder.join(format!("{TOOL_USE}.jinja")).is_file();
+        Ok(self.own_template.is_none() && (in_tokenizer || is_file))
+    }
+
     /// `tokenizer_config.json`, and what `special_tokens_map.json` says where the former lists no `added_tokens_decoder`; whether
     /// it does not.
     fn token_fields(&self) -> Result<(Value, bool), DataError> {
@@ -371,6 +384,9 @@ const SMOLVLM_WITH_VIDEOS: &str = concat!(
     "{% elif part['type'] == 'image' %}{{ '<image>' }}{% elif part['type'] == 'video' %}{{ '<video>' }}{% endif %}",
     "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
 );
+
+/// The name of a template for records with tools.
+const TOOL_USE: &str = "tool_use";
 
 /// Writes what mistral-common writes for Voxtral (its tokenizers v7 and v11): `VoxtralProcessor` asks it, and the model's files
 /// have no template. As there, texts that stand side by side are paragraphs, an answer loses spaces at its end, and sounds

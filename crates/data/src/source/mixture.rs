@@ -59,7 +59,7 @@ pub struct Source {
 
 /// Names that a field of a record has for us; columns of other names are not read, unless their name
 /// is one of media.
-pub const FIELDS: [&str; 33] = [
+pub const FIELDS: [&str; 34] = [
     "id",
     "image",
     "images",
@@ -91,9 +91,11 @@ pub const FIELDS: [&str; 33] = [
     "options",
     "context",
     "hint",
-    "tools",
     "tool_calls",
     "function_call",
+    // What may be called.
+    "tools",
+    "functions",
 ];
 
 /// Those of media.

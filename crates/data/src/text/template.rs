@@ -27,24 +27,24 @@ mod answers;
 mod apart;
 mod engine;
 mod fields;
+mod frame;
 mod jinja;
+mod marks;
+mod spaces;
 
 pub use apart::{render_templates_with, serve_templates};
 
 use crate::media::MediaKind;
 use crate::text::conversation::{CALLS, Conversation, Role, THOUGHTS, Turn, TurnPart};
-use answers::{Frame, call_of_a_tool, strip};
 use apart::Remote;
 use engine::{Content, ContentPart, Engine, Message, Refusal};
+use frame::{Frame, call_of_a_tool};
 use jinja::generation_as_filter;
+use marks::{is_mark, strip};
 use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Where an answer begins. Unicode keeps this character for the use inside programs; records must not have it.
-const BEGIN: char = '\u{fdd0}';
-/// Where an answer ends.
-const END: char = '\u{fdd1}';
 /// A text that a template writes as it is, or does not understand: a list that is printed escapes its line break.
 const PROBE: &str = "a 'probe' of\n\"two\" lines";
 
@@ -111,8 +111,8 @@ impl ChatTemplate {
         special_tokens: &[(String, String)],
         placeholders: [Option<String>; 3],
     ) -> Result<Self, String> {
-        if source.contains([BEGIN, END]) {
-            return Err("the chat template holds the character U+FDD0 or U+FDD1, must not".to_owned());
+        if source.contains(is_mark) {
+            return Err("the chat template holds a character of U+FDD0 to U+FDE1, must not".to_owned());
         }
         // Jinja reads every line break as `\n`.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
@@ -187,23 +187,32 @@ impl ChatTemplate {
         if self.forms.tool_is_list.is_none() && turns.iter().any(|turn| turn.role == Role::Tool) {
             return Err("the chat template writes no turns of tools".to_owned());
         }
+        let shows = |turn: &Turn| {
+            turn.role == Role::Tool && turn.parts.iter().any(|part| matches!(part, TurnPart::Media(_)))
+        };
+        if self.forms.user_is_list && self.forms.tool_is_list != Some(true) && turns.iter().any(shows) {
+            return Err(
+                "the chat template writes what a tool gave as text, and the record has a medium in it"
+                    .to_owned(),
+            );
+        }
         if turns.iter().any(|turn| turn.fields.contains_key(CALLS)) && !fields::reads(&self.source, CALLS) {
             return Err(format!("the chat template writes no calls of tools: it does not read `{CALLS}`"));
         }
         let messages: Vec<Message> = turns.iter().map(|turn| self.message(conversation, turn)).collect();
         let tools = &conversation.tools;
-        if json!([messages, tools]).to_string().contains([BEGIN, END]) {
-            return Err("a turn holds the character U+FDD0 or U+FDD1, must not".to_owned());
+        if json!([messages, tools]).to_string().contains(is_mark) {
+            return Err("a turn holds a character of U+FDD0 to U+FDE1, must not".to_owned());
         }
         let text = self.expand(&messages, tools, false).map_err(|refusal| refusal.to_string())?;
         if !tools.is_empty() && self.expand(&messages, &[], false).as_ref() == Ok(&text) {
             return Err("the chat template writes no `tools`, and the record has some".to_owned());
         }
         if self.has_generation {
-            let (text, answers) = strip(&text).ok_or_else(|| {
+            let (text, spans) = strip(&text).ok_or_else(|| {
                 "the chat template opens a `{% generation %}` inside another, must not".to_owned()
             })?;
-            return Ok(Rendered { text, answers });
+            return Ok(Rendered { text, answers: spans.into_iter().map(|span| span.range).collect() });
         }
         let is_answered = turns.iter().any(|turn| turn.role == Role::Assistant);
         let answers = if is_answered { self.answers(conversation, &messages, &text)? } else { Vec::new() };

@@ -44,6 +44,8 @@ pub const TEXT_BYTES_MAX: usize = 4 << 20;
 pub struct ChatTokenizer {
     opened: ModelTokenizer,
     template: ChatTemplate,
+    /// Whether the model has another one for records with tools, which is not read.
+    has_template_of_tools: bool,
     /// In place of it where a conversation has a video, as some processors have it.
     template_of_videos: Option<ChatTemplate>,
     /// A text that begins with it gets no special tokens.
@@ -121,7 +123,17 @@ impl ChatTokenizer {
             |name: &str| special_tokens.iter().find(|(n, _)| n == name).map(|(_, token)| token.clone());
         let (bos_token, eos_token) = (named("bos_token"), named("eos_token"));
         let eos_id = eos_token.and_then(|token| tokenizer.token_to_id(&token));
-        Ok(Self { opened, template, template_of_videos, bos_token, eos_id, special_ids, marks })
+        let has_template_of_tools = files.has_template_of_tools()?;
+        Ok(Self {
+            opened,
+            template,
+            has_template_of_tools,
+            template_of_videos,
+            bos_token,
+            eos_id,
+            special_ids,
+            marks,
+        })
     }
 
     /// The conversation's tokens, each run of features a number still.
@@ -141,6 +153,13 @@ impl ChatTokenizer {
         }))?;
         check_length(more_of(conversation).map(|more| more.len()))?;
         self.refuse_marks(conversation)?;
+        if self.has_template_of_tools && !conversation.tools.is_empty() {
+            return Err(TextFault::of_settings(
+                "the record has tools, and the model a chat template of its own for these (`tool_use`), which is not read: \
+                 give that one as `data.chat_template`"
+                    .to_owned(),
+            ));
+        }
         let rendered =
             self.template_for(conversation).render(conversation).map_err(TextFault::of_template)?;
         // As `startswith` of Python: an empty token begins every text.

@@ -1,7 +1,7 @@
 //! A record as a document: text that is read from its beginning to its end, with images between its paragraphs.
 
 use super::turns::{CAPTIONS, LISTS, PAIRS, PROMPT, QUESTIONS};
-use super::{Conversation, MediaReference, Role, Turn, TurnPart, field, id_of, media, type_of};
+use super::{Conversation, MediaReference, Role, Turn, TurnPart, field, id_of, media, tools, type_of};
 use crate::media::MediaKind;
 use serde_json::{Map, Value};
 
@@ -32,6 +32,9 @@ pub(super) fn of_record(record: &Value) -> Result<Option<(Conversation, Vec<&'st
     };
     if !parts.iter().any(|part| matches!(part, TurnPart::Text(text) if !text.is_empty())) {
         return Err(format!("`{}` of a document is empty, must have some text", read[0]));
+    }
+    if !tools::of_record(record)?.is_empty() {
+        return Err(format!("`tools` stand beside `{}` of a document, which nobody calls", read[0]));
     }
     let turns = vec![Turn { role: Role::Assistant, parts, is_learnt: true, fields: Map::new() }];
     Ok(Some((Conversation { id: id_of(record), turns, media, is_document: true, tools: Vec::new() }, read)))

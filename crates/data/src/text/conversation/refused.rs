@@ -10,7 +10,6 @@ fn what_would_be_left_out_is_named() {
     let broken = [
         turns(json!({"role": "assistant", "content": "x", "weight": 0.5})),
         turns(json!({"role": "toolbox", "content": "x"})),
-        turns(json!({"role": "tool", "reasoning_content": "x"})),
         turns(json!({"role": "user", "content": null})),
         json!({"system": "a", "messages": [{"role": "system", "content": "b"}]}),
         user(json!([{"texts": "x"}])),
@@ -56,7 +55,6 @@ fn what_would_be_left_out_is_named() {
     `messages[0].weight` is 0.5, must be 0 or 1: an answer carries loss, or it does not
     `messages[0].role`: `toolbox`, must be human, gpt, user, assistant, system or tool
     `messages[0]`: `value` or `content` is missing
-    `messages[0]`: `value` or `content` is missing
     `messages[0]` is a system turn, and `system` is there too
     `messages[0].content[0]`: `type` is missing, and no `text`, `image`, `video` or `audio` is there
     `messages[0].content[0]`: both `text` and `image` are there, and no `type` says which it is
@@ -84,7 +82,7 @@ fn what_would_be_left_out_is_named() {
     `texts[1]`: text, must be an object with `user` and `assistant`
     `texts` is empty, at least one question is needed
     `texts[0]`: `assistant` is missing
-    `prompt` holds an answer, must hold none: it would carry loss; use `messages`
+    `completion`: a list, must be a list with an answer
     `completion`: text, must be a list with an answer
     `conversations` or `messages` is missing: the record has `prompt`
     both `answer` and `label` are there
@@ -107,8 +105,13 @@ fn tools_that_cannot_be_read_are_named() {
         turn(json!({"role": "user", "content": "x", "tools": [{"name": "f"}]})),
         turn(json!({"role": "assistant", "content": "x", "tool_calls": [{}]})),
         turn(json!({"role": "assistant", "content": "x", "tool_calls": "call f"})),
-        turn(json!({"role": "user", "content": "x", "tool_calls": [{"name": "f"}]})),
+        turn(json!({"role": "user", "content": "x", "tool_calls": [{"name": "f", "arguments": {}}]})),
         turn(json!({"role": "tool_call", "content": "f()"})),
+        turn(json!({"role": "tool_call", "content": {"name": "f"}})),
+        turn(
+            json!({"role": "tool_call", "content": "{\"name\": \"f\", \"arguments\": {\"wei\": 1000000000000000000001}}"}),
+        ),
+        json!({"tools": [{"name": "f"}], "text": "x"}),
     ];
     let broken = broken.map(|record| Conversation::parse(&record).unwrap_err());
     insta::assert_snapshot!(broken.join("\n"), @"
@@ -119,5 +122,8 @@ fn tools_that_cannot_be_read_are_named() {
     `messages[0].tool_calls`: text, must be a list, or JSON of one in a text
     `messages[0]` is a user turn with calls of tools, must be the assistant's
     `messages[0].content`: text, must be a list, or JSON of one in a text
+    `messages[0].content`: a call without `arguments`, must have them (`{}` where there are none)
+    `messages[0].content` holds the number 1e21, must be below 2^63, or text
+    `tools` stand beside `text` of a document, which nobody calls
     ");
 }

@@ -455,3 +455,25 @@ fn tools_are_read_as_each_trainer_writes_them() {
     let names = swift.turns[1].fields["tool_calls"].as_array().unwrap().iter().filter_map(tools::name_of);
     assert_eq!(names.collect::<Vec<_>>(), ["look", "zoom"]);
 }
+
+#[test]
+fn what_stands_beside_calls_is_kept() {
+    let messages = |caller: Value| json!({"messages": [{"role": "user", "content": "where?"}, caller]});
+    let call = "{\"name\": \"look\", \"parameters\": {\"at\": 1}}";
+    let thinks = parse(&messages(json!({"role": "tool_call", "content": call, "reasoning_content": "hm"})));
+    assert_eq!(thinks.turns[1].fields["reasoning_content"], "hm");
+    assert_eq!(thinks.turns[1].fields["tool_calls"][0]["function"]["arguments"], json!({"at": 1}));
+    let within =
+        parse(&messages(json!({"from": "function_call", "value": format!("<think>hm</think>{call}")})));
+    assert_eq!(said(&within), ["user: where?", "assistant: <think>hm</think>"]);
+    // OpenAI's older form, and TRL's prompts.
+    let older = parse(&json!({"functions": [{"name": "look"}], "prompt": [
+        {"role": "user", "content": "where?"}, {"role": "assistant", "content": null, "function_call": {"name": "look", "arguments": "{}"}},
+        {"role": "function", "name": "look", "content": null}],
+        "completion": [{"role": "assistant", "content": "there"}]}));
+    assert_eq!(older.tools.len(), 1);
+    assert_eq!(
+        older.turns.iter().map(|turn| turn.is_learnt).collect::<Vec<_>>(),
+        [false, false, false, true]
+    );
+}

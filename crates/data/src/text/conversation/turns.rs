@@ -145,18 +145,20 @@ fn pairs(record: &Value, list: &Value) -> Result<Turns, String> {
     Ok(Turns { said, read: vec![PAIRS], asks_with_all: true })
 }
 
-/// The turns of a `prompt` and a `completion` that are lists of turns. All answers carry loss, so none may stand in the prompt.
+/// The turns of a `prompt` and a `completion` that are lists of turns.
 fn completed(record: &Value, prompt: &Value, completion: &Value) -> Result<Turns, String> {
     let [key, end] = PROMPT;
     let mut said = listed(record, key, prompt)?;
-    if said.iter().any(|one| one.role == Role::Assistant) {
-        return Err(format!("`{key}` holds an answer, must hold none: it would carry loss; use `messages`"));
+    // As in TRL, what stands in a prompt carries no loss.
+    for one in &mut said {
+        one.is_learnt = false;
     }
     let list = completion.as_array().map_or(&[][..], Vec::as_slice);
-    said.extend(turns_of(end, list, false)?);
-    if !said.iter().any(|one| one.role == Role::Assistant) {
+    let completed = turns_of(end, list, false)?;
+    if !completed.iter().any(|one| one.role == Role::Assistant) {
         return Err(format!("`{end}`: {}, must be a list with an answer", type_of(completion)));
     }
+    said.extend(completed);
     Ok(Turns { said, read: PROMPT.to_vec(), asks_with_all: true })
 }
 
@@ -248,7 +250,8 @@ fn turns_of(key: &str, list: &[Value], has_system: bool) -> Result<Vec<Said>, St
         let (role_name, speaker) = speaker(&place, turn)?;
         if tools::is_caller(speaker) {
             let (name, content) = named(&place, turn, CONTENTS)?;
-            tools::call(&mut said, &format!("{place}.{name}"), content, is_learnt)?;
+            let turn = Said { is_learnt, fields: more_of(turn), ..Said::plain(Role::Assistant, Vec::new()) };
+            tools::call(&mut said, &format!("{place}.{name}"), content, turn)?;
             continue;
         }
         let role = role(&place, role_name, speaker)?;
@@ -268,8 +271,8 @@ fn turns_of(key: &str, list: &[Value], has_system: bool) -> Result<Vec<Said>, St
         let says_more = role == Role::Assistant && (thinks || fields.contains_key(tools::CALLS));
         let pieces = match named(&place, turn, CONTENTS) {
             Ok((name, content)) => pieces(&format!("{place}.{name}"), content, &mut marks_media)?,
-            // Who calls a tool need not say more.
-            Err(_) if says_more => Vec::new(),
+            // Who calls a tool need not say more, and a tool may give nothing.
+            Err(_) if says_more || role == Role::Tool => Vec::new(),
             Err(cause) => return Err(cause),
         };
         said.push(Said { role, pieces, is_learnt, fields });

@@ -2,7 +2,7 @@
 //!
 //! An answer that is text alone is found by marks around it, all answers in one rendering. An answer that also holds thoughts
 //! or calls of tools is what stands between the header of its turn and the turn's end. Marks around its thoughts, its content
-//! and the names of its calls, in a rendering of its own, say which turn that is:
+//! and the names of its calls, with the number of the turn, say where that is:
 //!
 //! ```text
 //! <|im_start|>assistant\n<think>\nthoughts\n</think>\n\ncontent<tool_call>{"name": ..}</tool_call><|im_end|>\n
@@ -10,234 +10,227 @@
 //! ```
 //!
 //! Templates leave out the thoughts of earlier answers. What is left of such an answer is its content.
+//!
+//! No answer holds words of a tool: Gemma 4 writes what a tool gave inside the turn that called it, and others name the
+//! called function once more with it.
 
 use super::engine::{Content, ContentPart, Message, Refusal};
-use super::jinja::strip_as_python;
-use super::{BEGIN, ChatTemplate, END, PROBE, content_of, fields, message};
-use crate::text::conversation::{CALLS, Conversation, Role, THOUGHTS, Turn};
-use serde_json::{Map, Value, json};
+use super::frame::Frame;
+use super::marks::{Span, around, around_words, strip, with_spaces};
+use super::spaces::strip_as_python;
+use super::{ChatTemplate, content_of};
+use crate::text::conversation::{CALLS, Conversation, Role, THOUGHTS};
+use serde_json::{Value, json};
 use std::ops::Range;
 
 /// What stands around thoughts inside a content.
 const THINK: [&str; 2] = ["<think>", "</think>"];
 
-/// Where the marks of an answer stand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Marks {
-    /// Around the whole answer.
-    Around,
-    /// Around the answer, whose spaces at its ends are left out.
-    Within,
+/// A conversation as it was written.
+struct Written<'w> {
+    messages: &'w [Message],
+    tools: &'w [Value],
+    text: &'w str,
+    /// Where the words of tools stand.
+    of_tools: Vec<Range<usize>>,
 }
 
-impl Marks {
-    /// The answer with its marks.
-    fn put(self, text: &str) -> String {
-        match self {
-            Self::Around => format!("{BEGIN}{text}{END}"),
-            Self::Within => format!("{BEGIN}{}{END}", strip_as_python(text, None, true, true)),
-        }
+impl Written<'_> {
+    fn is_answer(&self, index: usize) -> bool {
+        self.messages[index].role == Role::Assistant.name()
     }
-}
 
-/// What a template writes around an answer; empty where it is not known.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Frame {
-    header: String,
-    end: String,
-}
-
-/// An answer with marks inside it.
-struct Marked {
-    message: Message,
-    has_calls: bool,
-    /// Whether what it says last, its content, is marked.
-    has_content: bool,
+    /// Whether no tool speaks there.
+    fn is_free(&self, part: &Range<usize>) -> bool {
+        part.start <= part.end
+            && self.of_tools.iter().all(|words| words.end <= part.start || part.end <= words.start)
+    }
 }
 
 impl ChatTemplate {
     /// Where each answer stands in `text`, which the template writes of `messages`.
     ///
-    /// *Complexity*: two renderings, and one more for each answer with thoughts or calls; two for each that marks do not find.
+    /// *Complexity*: up to three renderings, and one for all answers with thoughts or calls; one or two more for each whose
+    /// place is not clear from these.
     pub(super) fn answers(
         &self,
         conversation: &Conversation,
         messages: &[Message],
         text: &str,
     ) -> Result<Vec<Range<usize>>, String> {
-        let tools = &conversation.tools;
-        let turns = || conversation.turns.iter().zip(messages).enumerate();
-        let is_answer = |turn: &Turn| turn.role == Role::Assistant;
-        let is_plain = |turn: &Turn, message: &Message| is_answer(turn) && !self.says_more(message);
-        let num_plain = turns().filter(|(_, (turn, message))| is_plain(turn, message)).count();
-        let mut plain = None;
-        for marks in [Marks::Around, Marks::Within] {
-            let marked: Vec<Message> = turns()
-                .map(|(_, (turn, message))| {
-                    if is_plain(turn, message) {
-                        with_marks(message, |text| marks.put(text))
-                    } else {
-                        message.clone()
-                    }
-                })
-                .collect();
-            let marked = match self.expand(&marked, tools, false) {
-                Err(Refusal::Ended(cause)) => return Err(cause),
-                marked => marked.ok().as_deref().and_then(strip),
+        let mut written = Written { messages, tools: &conversation.tools, text, of_tools: Vec::new() };
+        let indices: Vec<usize> = (0..messages.len()).filter(|&index| written.is_answer(index)).collect();
+        let (more, plain): (Vec<usize>, Vec<usize>) =
+            indices.iter().partition(|&&index| self.says_more(&messages[index]));
+        let mut of_plain = self.plain(&written, &plain)?.map(Vec::into_iter);
+        let found = self.found_by_numbers(&mut written, &more);
+        let (mut answers, mut floor) = (Vec::new(), 0);
+        for index in indices {
+            let by_marks = match &mut of_plain {
+                _ if more.contains(&index) => {
+                    let spans =
+                        found.iter().filter(|span| span.turn == Some(index)).map(|span| span.range.clone());
+                    self.framed(&written, index, floor, &spans.collect::<Vec<_>>())
+                }
+                Some(spans) => spans.next(),
+                None => None,
             };
-            plain = marked.filter(|(found, spans)| found == text && spans.len() == num_plain);
-            if plain.is_some() {
-                break;
-            }
-        }
-        let mut plain = plain.map(|(_, spans)| spans.into_iter());
-        let of_tools = self.words_of_tools(messages, tools, text);
-        let mut answers = Vec::new();
-        for (index, (turn, message)) in turns().filter(|(_, (turn, _))| is_answer(turn)) {
-            let of_marks = match &mut plain {
-                Some(spans) if is_plain(turn, message) => spans.next(),
-                _ if is_plain(turn, message) => None,
-                _ => self.framed(messages, tools, (text, &of_tools), index),
-            };
-            let found = of_marks.or_else(|| self.between_prefixes(messages, tools, text, index));
-            // Gemma 4 writes what a tool gave inside the answer that called it.
-            let found = found.filter(|answer| {
-                of_tools.iter().all(|words| words.end <= answer.start || answer.end <= words.start)
-            });
-            answers.push(found.ok_or_else(|| {
+            let answer = by_marks.or_else(|| self.between_prefixes(&written, index));
+            let answer = answer.filter(|answer| written.is_free(answer)).ok_or_else(|| {
                 format!(
                     "the answer of turn {index} is not found in what the chat template writes: mark answers in \
                      the template with `{{% generation %}}`"
                 )
-            })?);
+            })?;
+            floor = answer.end;
+            answers.push(answer);
         }
         Ok(answers)
     }
 
-    /// Where the words of tools stand, as far as marks find them.
-    fn words_of_tools(&self, messages: &[Message], tools: &[Value], text: &str) -> Vec<Range<usize>> {
-        let is_tool = |message: &Message| message.role == Role::Tool.name();
-        if !messages.iter().any(is_tool) {
-            return Vec::new();
-        }
-        let mark = |message: &Message| {
-            let content =
-                if is_tool(message) { around_words_of(&message.content) } else { message.content.clone() };
-            Message { content, ..message.clone() }
-        };
-        let marked: Vec<Message> = messages.iter().map(mark).collect();
-        let found = self.expand(&marked, tools, false).ok().as_deref().and_then(strip);
-        found.filter(|(found, _)| found == text).map(|(_, spans)| spans).unwrap_or_default()
-    }
-
-    /// Whether the template writes more of an answer than its content, or less.
+    /// Whether the template may write more of an answer than its content, or less.
     fn says_more(&self, message: &Message) -> bool {
         let may_read = |name: &&str| message.fields.contains_key(*name) && self.source.contains(*name);
         let thinks_aloud = || self.source.contains(THINK[1]) && text_of(&message.content).contains(THINK[1]);
         [CALLS].iter().chain(&THOUGHTS).any(may_read) || thinks_aloud()
     }
 
-    /// The answer at this index, by marks in a rendering of its own; `None` where they do not say where it is. `of_tools` is where
-    /// the words of tools stand: Gemma 4 writes what a tool gave inside the turn that called it.
+    /// The answers that are text alone, by marks around them; `None` where these change what is written.
+    fn plain(&self, written: &Written<'_>, plain: &[usize]) -> Result<Option<Vec<Range<usize>>>, String> {
+        let whole = |text: &str| around(text, None);
+        let trimmed = |text: &str| around(strip_as_python(text, None, true, true), None);
+        let words = |text: &str| around_words(text, None);
+        let ways: [&dyn Fn(&str) -> String; 3] = [&whole, &trimmed, &words];
+        for (way, put) in ways.into_iter().enumerate() {
+            let mut marked = written.messages.to_vec();
+            for &index in plain {
+                marked[index] = with_marks(&marked[index], put);
+            }
+            let marked = match self.expand(&marked, written.tools, false) {
+                Err(Refusal::Ended(cause)) => return Err(cause),
+                marked => marked.ok().as_deref().and_then(strip),
+            };
+            let is_same =
+                |(found, spans): &(String, Vec<Span>)| found == written.text && spans.len() == plain.len();
+            let Some((_, spans)) = marked.filter(is_same) else { continue };
+            let ranges = spans.into_iter().zip(plain).map(|(span, &index)| match way {
+                // A template that takes off the spaces at one end alone.
+                2 => behind(written.text, span.range, &text_of(&written.messages[index].content)),
+                _ => span.range,
+            });
+            return Ok(Some(ranges.collect()));
+        }
+        Ok(None)
+    }
+
+    /// Where the parts of these answers stand, and the words of tools, by marks with the numbers of their turns: all in one
+    /// rendering, or each turn in its own where all together change what is written.
+    fn found_by_numbers(&self, written: &mut Written<'_>, more: &[usize]) -> Vec<Span> {
+        let is_tool = |index: usize| written.messages[index].role == Role::Tool.name();
+        let of_tools: Vec<usize> = (0..written.messages.len()).filter(|&index| is_tool(index)).collect();
+        let with_all = [&of_tools, more].concat();
+        if with_all.is_empty() {
+            return Vec::new();
+        }
+        let together = self.spans(written, &with_all);
+        let spans = together.unwrap_or_else(|| {
+            let apart = std::iter::once(of_tools.clone()).chain(more.iter().map(|&index| vec![index]));
+            apart.filter_map(|turns| self.spans(written, &turns)).flatten().collect()
+        });
+        let (tools, answers): (Vec<Span>, Vec<Span>) =
+            spans.into_iter().partition(|span| span.turn.is_some_and(is_tool));
+        written.of_tools = tools.into_iter().map(|span| span.range).collect();
+        answers
+    }
+
+    /// Where marks in these turns stand, in a rendering of their own; `None` where they change what is written.
+    fn spans(&self, written: &Written<'_>, turns: &[usize]) -> Option<Vec<Span>> {
+        let mut marked = written.messages.to_vec();
+        for &index in turns {
+            marked[index] = numbered(&marked[index], index);
+        }
+        let (found, spans) = strip(&self.expand(&marked, written.tools, false).ok()?)?;
+        (found == written.text).then_some(spans)
+    }
+
+    /// The answer at this index, whose parts stand at `spans`, not before `floor`; `None` where that does not say where it is.
     fn framed(
         &self,
-        messages: &[Message],
-        tools: &[Value],
-        (text, of_tools): (&str, &[Range<usize>]),
+        written: &Written<'_>,
         index: usize,
+        floor: usize,
+        spans: &[Range<usize>],
     ) -> Option<Range<usize>> {
-        let Marked { message, has_calls, has_content } = marked(&messages[index]);
-        let mut all = messages.to_vec();
-        all[index] = message;
-        let (found, spans) = strip(&self.expand(&all, tools, false).ok()?)?;
-        let inner = spans.first()?.start..spans.last()?.end;
-        if found != text {
-            return None;
-        }
-        if !has_calls && has_content && spans.len() == 1 {
-            return Some(inner);
-        }
+        let Written { messages, tools, text, .. } = written;
+        let message = &messages[index];
+        let has_calls = message.fields.contains_key(CALLS);
+        let content = text_of(&message.content);
+        let behind_tag = |tag: &&str| Some(content.rfind(*tag)? + tag.len());
+        let said = &content[THINK.iter().filter_map(behind_tag).max().unwrap_or(0)..];
+        let has_content = !strip_as_python(said, None, true, true).is_empty();
+        let (first, last) = (spans.first()?, spans.last()?);
         let Frame { header, end } = self.frame();
+        // Spaces before the end of the turn belong to the answer, or the end would not follow it.
+        let with_spaces_behind = |words: Range<usize>| {
+            let rest = strip_as_python(&text[words.end..], None, true, false);
+            let is_end = !end.is_empty() && rest.starts_with(end.as_str());
+            let kept = behind(text, words, said);
+            kept.start..if is_end { text.len() - rest.len() } else { kept.end }
+        };
+        if !has_calls && has_content && spans.len() == 1 {
+            return Some(with_spaces_behind(first.clone()));
+        }
         let before = |messages: &[Message], asks: bool| {
             let before = self.expand(messages, tools, asks).ok()?;
             text.starts_with(&before).then_some(before)
         };
-        let is_free = |part: &Range<usize>| {
-            part.start <= part.end
-                && of_tools.iter().all(|words| words.end <= part.start || part.end <= words.start)
-        };
         // What stands between the header and the answer belongs to its turn.
         let by_header = || {
-            let start = text[..inner.start].rfind(header).filter(|_| !header.is_empty())? + header.len();
-            let is_of_turn = end.is_empty() || !text[start..inner.start].contains(end);
-            Some(start).filter(|start| is_of_turn && is_free(&(*start..inner.start)))
+            let start =
+                floor + text[floor..first.start].rfind(header).filter(|_| !header.is_empty())? + header.len();
+            let is_of_turn = end.is_empty() || !text[start..first.start].contains(end);
+            Some(start).filter(|start| is_of_turn && written.is_free(&(*start..first.start)))
         };
         let start = by_header().or_else(|| Some(before(&messages[..index], true)?.len()))?;
+        // Marks behind the end are of a name that the template writes once more, with what the tool gave.
         let by_end = || {
-            let is_of_turn = !end.is_empty() && !json!(messages[index]).to_string().contains(end);
-            let stop = inner.end + text[inner.end..].find(end).filter(|_| is_of_turn)?;
-            Some(stop).filter(|stop| is_free(&(inner.end..*stop)))
+            let is_of_turn = !end.is_empty() && !json!(message).to_string().contains(end);
+            let stop = first.end + text[first.end..].find(end).filter(|_| is_of_turn)?;
+            Some(stop).filter(|stop| written.is_free(&(first.end..*stop)))
         };
         let by_prefix = || {
-            let up_to = before(&messages[..=index], false)?;
-            Some(strip_as_python(&up_to, None, false, true).len())
+            let up_to = &messages[..=index];
+            // The last question may be another one there, and thoughts be written that the whole is without.
+            let without = || {
+                let mut without = up_to.to_vec();
+                for turn in &mut without {
+                    turn.fields.retain(|name, _| !THOUGHTS.contains(&name.as_str()));
+                }
+                before(&without, false)
+            };
+            let up_to = before(up_to, false).or_else(without)?;
+            let up_to = strip_as_python(&up_to, None, false, true);
+            // Where the next turn begins at once, a special token at the end is the turn's, which follows the answer.
+            let begins = header.split_inclusive('>').next().filter(|token| token.starts_with('<'));
+            let is_next = begins.is_some_and(|token| text[up_to.len()..].starts_with(token));
+            let last = up_to
+                .rfind("<|")
+                .filter(|&at| is_next && up_to[at..].find("|>") == Some(up_to.len() - at - 2));
+            last.or(Some(up_to.len()))
         };
-        let stop = if has_calls { by_end().or_else(by_prefix)? } else { inner.end };
-        // Marks behind it are a name that the template writes once more, with what the tool gave.
-        let is_around = start <= inner.start && spans.first()?.end <= stop;
-        (is_around && is_free(&(start..stop))).then_some(start..stop)
-    }
-
-    /// What the template writes around an answer.
-    fn frame(&self) -> &Frame {
-        self.frame.get_or_init(|| self.probe_frame().unwrap_or_default())
-    }
-
-    /// What all probes of an answer begin and end with.
-    fn probe_frame(&self) -> Option<Frame> {
-        let say = |role, is_list| message(role, content_of(PROBE.to_owned(), is_list));
-        let question = say(Role::User, self.forms.user_is_list);
-        let plain = say(Role::Assistant, self.forms.assistant_is_list);
-        let thinking = |name: &str| {
-            let fields = Map::from_iter([(name.to_owned(), json!(PROBE))]);
-            Message { fields, ..plain.clone() }
+        let stop = if has_calls || !has_content {
+            by_end().or_else(by_prefix)?
+        } else {
+            with_spaces_behind(last.clone()).end
         };
-        let asked = self.expand(std::slice::from_ref(&question), &[], false).ok()?;
-        let behind = |messages: &[Message], asks: bool| {
-            let text = self.expand(messages, &[], asks).ok()?;
-            text.strip_prefix(&asked).map(ToOwned::to_owned)
-        };
-        let answered = |answer: &Message| behind(&[question.clone(), answer.clone()], false);
-        let whole = answered(&plain)?;
-        let (before, after) = whole.split_once(PROBE)?;
-        let asks = behind(std::slice::from_ref(&question), true).filter(|asks| !asks.is_empty());
-        let earlier = behind(&[question.clone(), plain.clone(), question.clone(), plain.clone()], false);
-        let thoughts = THOUGHTS.into_iter().filter(|name| fields::reads(&self.source, name));
-        let calling = fields::reads(&self.source, CALLS)
-            .then(|| answered(&call_of_a_tool(self.forms.assistant_is_list)));
-        let calling = calling.flatten();
-        let others: Vec<String> =
-            thoughts.filter_map(|name| answered(&thinking(name))).chain(calling).collect();
-        let begins = asks.iter().chain(&earlier).chain(&others);
-        let header = begins.fold(before, |header, other| common_start(header, other));
-        let end = others.iter().fold(after, |end, other| common_end(end, other));
-        let is_there = |text: &str| !text.trim().is_empty();
-        Some(Frame {
-            header: if is_there(header) { header.to_owned() } else { String::new() },
-            end: end.trim().to_owned(),
-        })
+        (floor <= start && start <= first.start && first.end <= stop).then_some(start..stop)
     }
 
     /// The answer at this index, by what the template writes before it and up to it.
-    fn between_prefixes(
-        &self,
-        messages: &[Message],
-        tools: &[Value],
-        text: &str,
-        index: usize,
-    ) -> Option<Range<usize>> {
+    fn between_prefixes(&self, written: &Written<'_>, index: usize) -> Option<Range<usize>> {
+        let Written { messages, tools, text, .. } = written;
         let message = &messages[index];
-        if message.fields.contains_key(CALLS) && fields::reads(&self.source, CALLS) {
+        if message.fields.contains_key(CALLS) {
             return None;
         }
         let before = self.expand(&messages[..index], tools, true).ok()?;
@@ -250,70 +243,44 @@ impl ChatTemplate {
     }
 }
 
-/// A turn of the assistant that calls a tool and says nothing.
-pub(super) fn call_of_a_tool(is_list: bool) -> Message {
-    // Mistral's templates want ids of nine letters.
-    let call = json!({"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}});
-    let content = if is_list { Content::List(Vec::new()) } else { Content::Text(String::new()) };
-    let mut calling = message(Role::Assistant, content);
-    calling.fields.insert(CALLS.to_owned(), json!([call]));
-    calling
-}
-
-/// An answer with marks around its thoughts, its content and the names of its calls.
-fn marked(answer: &Message) -> Marked {
-    let mut has_content = false;
-    let mut message = with_marks(answer, |content| {
+/// A turn with numbered marks: of an answer around its thoughts, its content and the names of its calls, else around its texts.
+fn numbered(turn: &Message, index: usize) -> Message {
+    let put = |text: &str| around_words(text, Some(index));
+    if turn.role != Role::Assistant.name() {
+        let content = match &turn.content {
+            Content::Text(text) => Content::Text(put(text)),
+            Content::List(parts) => {
+                let marked = parts
+                    .iter()
+                    .map(|part| ContentPart { text: part.text.as_deref().map(put), ..part.clone() });
+                Content::List(marked.collect())
+            }
+        };
+        return Message { content, ..turn.clone() };
+    }
+    let mut answer = with_marks(turn, |content| {
         let mut text = String::new();
         let mut rest = content;
         loop {
             let tag = THINK.iter().filter_map(|tag| Some((rest.find(tag)?, *tag))).min();
             let piece = tag.map_or(rest, |(at, _)| &rest[..at]);
-            has_content = !strip_as_python(piece, None, true, true).is_empty();
-            text.push_str(&around_words(piece));
+            text.push_str(&put(piece));
             let Some((at, tag)) = tag else { return text };
             text.push_str(tag);
             rest = &rest[at + tag.len()..];
         }
     });
     for name in THOUGHTS {
-        if let Some(Value::String(thought)) = message.fields.get_mut(name) {
-            *thought = around_words(thought);
+        if let Some(Value::String(thought)) = answer.fields.get_mut(name) {
+            *thought = put(thought);
         }
     }
-    let calls = message.fields.get_mut(CALLS).and_then(Value::as_array_mut);
-    let mut has_calls = false;
-    for call in calls.into_iter().flatten() {
-        has_calls = true;
+    for call in answer.fields.get_mut(CALLS).and_then(Value::as_array_mut).into_iter().flatten() {
         if let Some(Value::String(name)) = call.pointer_mut("/function/name") {
-            *name = Marks::Around.put(name);
+            *name = put(name);
         }
     }
-    Marked { message, has_calls, has_content }
-}
-
-/// What a tool gave, with marks around each text.
-fn around_words_of(content: &Content) -> Content {
-    match content {
-        Content::Text(text) => Content::Text(around_words(text)),
-        Content::List(parts) => {
-            let marked = parts
-                .iter()
-                .map(|part| ContentPart { text: part.text.as_deref().map(around_words), ..part.clone() });
-            Content::List(marked.collect())
-        }
-    }
-}
-
-/// A text with marks around it, the spaces at its ends outside; without marks where it is spaces alone.
-fn around_words(text: &str) -> String {
-    let words = strip_as_python(text, None, true, true);
-    if words.is_empty() {
-        return text.to_owned();
-    }
-    let start = text.len() - strip_as_python(text, None, true, false).len();
-    let end = start + words.len();
-    format!("{}{}{}", &text[..start], Marks::Around.put(words), &text[end..])
+    answer
 }
 
 /// The answer, its content with marks in it.
@@ -335,37 +302,10 @@ fn text_of(content: &Content) -> String {
     }
 }
 
-fn common_start<'t>(text: &'t str, other: &str) -> &'t str {
-    let same = text.char_indices().zip(other.chars()).take_while(|((_, a), b)| a == b);
-    &text[..same.last().map_or(0, |((at, c), _)| at + c.len_utf8())]
-}
-
-fn common_end<'t>(text: &'t str, other: &str) -> &'t str {
-    let same = text.char_indices().rev().zip(other.chars().rev()).take_while(|((_, a), b)| a == b);
-    &text[same.last().map_or(text.len(), |((at, _), _)| at)..]
-}
-
-/// The text without its marks, and where they were, ascending; `None` if they do not pair.
-pub(super) fn strip(marked: &str) -> Option<(String, Vec<Range<usize>>)> {
-    let mut text = String::with_capacity(marked.len());
-    let mut answers = Vec::new();
-    let mut begin = None;
-    let mut rest = marked;
-    while let Some(at) = rest.find([BEGIN, END]) {
-        text.push_str(&rest[..at]);
-        let after = &rest[at..];
-        match (after.starts_with(BEGIN), begin) {
-            (true, None) => begin = Some(text.len()),
-            (false, Some(start)) => {
-                answers.push(start..text.len());
-                begin = None;
-            }
-            _ => return None,
-        }
-        rest = &after[BEGIN.len_utf8()..];
-    }
-    text.push_str(rest);
-    begin.is_none().then_some((text, answers))
+/// The words with the spaces behind them. Those before them may be the header's, which often ends with a line break.
+fn behind(text: &str, words: Range<usize>, said: &str) -> Range<usize> {
+    let start = words.start;
+    with_spaces(text, words, said, start)
 }
 
 /// Where `content` stands at the start of `written`, whatever spaces the template took off it or put before it.
@@ -378,24 +318,6 @@ fn locate(written: &str, content: &str) -> Option<Range<usize>> {
     if core.is_empty() {
         return Some(0..0);
     }
-    if !written[start..].starts_with(core) {
-        return None;
-    }
-    let end = start + core.len();
-    // Spaces of the content that the template left.
-    let lead = content.len() - strip_as_python(content, None, true, false).len();
-    let left: usize = content[..lead]
-        .chars()
-        .rev()
-        .zip(written[..start].chars().rev())
-        .take_while(|(a, b)| a == b)
-        .map(|(c, _)| c.len_utf8())
-        .sum();
-    let right: usize = content[lead + core.len()..]
-        .chars()
-        .zip(written[end..].chars())
-        .take_while(|(a, b)| a == b)
-        .map(|(c, _)| c.len_utf8())
-        .sum();
-    Some(start - left..end + right)
+    let is_there = written[start..].starts_with(core);
+    is_there.then(|| with_spaces(written, start..start + core.len(), content, 0))
 }

@@ -1,6 +1,7 @@
 //! Jinja as transformers sets it up: its spacing, its filters and functions, Python's methods.
 
-use super::{BEGIN, END};
+use super::marks::around;
+use super::spaces::strip_as_python;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
@@ -32,7 +33,7 @@ pub(super) fn environment() -> Environment<'static> {
         ValueKind::Number | ValueKind::Seq | ValueKind::Map => Ok(write!(out, "{}", python_text(value))?),
         _ => escape_formatter(out, state, value),
     });
-    environment.add_filter("dflop_generation", |text: String| format!("{BEGIN}{text}{END}"));
+    environment.add_filter("dflop_generation", |text: String| around(&text, None));
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
     });
@@ -77,16 +78,6 @@ fn methods(
         }
     }
     unknown_method_callback(state, value, method, arguments)
-}
-
-/// `str.strip` of Python: its spaces are those of Unicode and U+001C to U+001F.
-pub(super) fn strip_as_python<'t>(text: &'t str, what: Option<&str>, start: bool, end: bool) -> &'t str {
-    let is_stripped = |c: char| match what {
-        Some(what) => what.contains(c),
-        None => c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c),
-    };
-    let text = if start { text.trim_start_matches(is_stripped) } else { text };
-    if end { text.trim_end_matches(is_stripped) } else { text }
 }
 
 /// `json.dumps` of Python, as transformers' `tojson`.
@@ -134,7 +125,10 @@ impl JsonStyle {
             return Err(Error::new(ErrorKind::InvalidOperation, "`tojson` of more than 64 levels"));
         }
         match value.kind() {
-            ValueKind::Undefined | ValueKind::None => out.push_str("null"),
+            ValueKind::Undefined => {
+                return Err(Error::new(ErrorKind::UndefinedError, "`tojson` of what is not there"));
+            }
+            ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => out.push_str(&python_text(value)),
             ValueKind::Map => {

@@ -123,7 +123,7 @@ fn what_a_template_may_not_is_named() {
     let reserved = conversation(&[("gpt", "a\u{fdd1}b")]);
     assert_eq!(
         open(CHATML).render(&reserved).unwrap_err(),
-        "a turn holds the character U+FDD0 or U+FDD1, must not"
+        "a turn holds a character of U+FDD0 to U+FDE1, must not"
     );
 }
 
@@ -253,4 +253,66 @@ fn values_are_printed_as_python_prints_them() {
     assert_eq!(shown("12345678901234567890.0"), "1.2345678901234567e+19");
     assert_eq!((shown("3"), shown("2.0")), ("3".to_owned(), "2.0".to_owned()));
     assert_eq!(shown("none is iterable"), "False");
+}
+
+/// The end of the turn follows the answer, whatever spaces the answer ends with.
+#[test]
+fn spaces_behind_an_answer_with_thoughts_belong_to_it() {
+    let template = open(CALLS_AND_THOUGHTS);
+    let record = json!({"messages": [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b \n", "reasoning_content": "dropped"},
+        {"role": "user", "content": "c"}, {"role": "assistant", "content": "d\n", "reasoning_content": "e"}]});
+    assert_eq!(spans(&template, &record).unwrap(), ["b \n", "<think>\ne\n</think>\n\nd\n"]);
+    let trims_at_the_start = CHATML.replace("{{ m.content }}", "{{ m.content.lstrip() }}");
+    let (_, found) = answers(&trims_at_the_start, &[("human", "a"), ("gpt", "\n\nb\n")]);
+    assert_eq!(found, ["b\n"]);
+}
+
+/// A template that names the called function once more where the tool speaks, and whose turns end in two ways.
+#[test]
+fn a_name_that_is_written_once_more_is_no_answer() {
+    let names = "{% set ns = namespace(name='') %}{% for m in messages %}<|start|>\
+        {% if m.role == 'tool' %}{{ ns.name }} to=assistant<|channel|>{{ m.content }}<|end|>\
+        {% elif m.tool_calls %}assistant{% set ns.name = m.tool_calls[0].function.name %} to={{ ns.name }}<|channel|>json\
+        <|message|>{{ m.tool_calls[0].function.arguments | tojson }}<|call|>\
+        {% else %}{{ m.role }}<|message|>{{ m.content }}{{ '<|return|>' if m.role == 'assistant' else '<|end|>' }}{% endif %}\
+        {% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}";
+    let template = open(names);
+    for given in ["", "a cup"] {
+        let record = json!({"tools": [], "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "look", "arguments": {"at": [1]}}]},
+            {"role": "tool", "content": given},
+            {"role": "assistant", "content": "b"}]});
+        let found = spans(&template, &record).unwrap();
+        // The token that ends the turn follows the answer.
+        assert_eq!(found, [" to=look<|channel|>json<|message|>{\"at\": [1]}", "b"], "{given}");
+    }
+}
+
+/// Turns without an end of their own, where the template leaves out the thoughts of earlier answers.
+#[test]
+fn calls_of_earlier_questions_are_found_without_an_end() {
+    let endless = CALLS_AND_THOUGHTS.replace("<|im_end|>\n{% endfor %}", "{% endfor %}");
+    let record = json!({"messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "reasoning_content": "dropped", "tool_calls": [{"name": "look", "arguments": {}}]},
+        {"role": "tool", "content": "b"},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "e", "reasoning_content": "f"}]});
+    let call = "\n<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call>";
+    let found = spans(&open(&endless), &record).unwrap();
+    assert_eq!(found, [call.trim_start(), "c", "<think>\nf\n</think>\n\ne"]);
+}
+
+#[test]
+fn a_picture_that_a_template_of_texts_would_write_bare_is_refused() {
+    let template = open(
+        "{% for m in messages %}{% if m.role == 'user' %}{% for p in m.content %}\
+        {% if p.type == 'image' %}[<image>]{% else %}{{ p.text }}{% endif %}{% endfor %}{% else %}{{ m.content }}{% endif %}\
+        {% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endfor %}",
+    );
+    let error = spans(&template, &with_tools()).unwrap_err();
+    assert_eq!(error, "the chat template writes what a tool gave as text, and the record has a medium in it");
 }
