@@ -253,7 +253,14 @@ impl<'p, 'y> Section<'p, 'y> {
             YamlData::Value(Scalar::String(text)) => text.parse().ok(),
             _ => None,
         };
+        let written = self.shown(node);
+        let digits = written.split(['e', 'E']).next().unwrap_or_default();
         match value {
+            // `1e-400`, which no number of the machine holds.
+            Some(0.0) if digits.contains(|digit| matches!(digit, '1'..='9')) => {
+                self.problem(line, key, format!("{written}, is too small for a number: it would be read as 0"));
+                None
+            }
             Some(value) if range.contains(&value) => Some(value),
             _ => {
                 let rule = if *range.start() > 0.0 {
@@ -261,7 +268,7 @@ impl<'p, 'y> Section<'p, 'y> {
                 } else {
                     format!("from {} to {}", range.start(), range.end())
                 };
-                self.problem(line, key, format!("{}, must be a number {rule}", self.shown(node)));
+                self.problem(line, key, format!("{written}, must be a number {rule}"));
                 None
             }
         }
