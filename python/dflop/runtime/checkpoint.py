@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _HASHED_BYTES = 1 << 22
 """Bytes of a file that are hashed at a time."""
-_LIMITED = "files may have at most"
+_LIMITED = "a file may have at most"
 """Where the cause of a failed save may be a limit of the process."""
 _LEAST_FREE_BYTES = 1 << 20
 """A disk with less than this is called full where a checkpoint could not be written."""
@@ -225,7 +225,7 @@ class Saver:
 
     def _commit(self, written: Future[Any], fresh: Path, path: Path, record: dict[str, Any]) -> str | None:
         """The end of a save, in a thread: hashes, manifest, name; the cause of its failure, if any."""
-        cause = None
+        cause = room = None
         try:
             written.result()
             files = {
@@ -234,12 +234,14 @@ class Saver:
             }  # fmt: skip
         except (Exception, CheckpointException) as error:  # noqa: BLE001
             # The other ranks must hear of any error, or they would wait. DCP's error is not an `Exception`.
-            cause, files = _with_room(_cause(error), path.parent), {}
+            cause, room, files = _cause(error), _no_room(fresh), {}
         told: list[Any] = [None for _ in range(self._mesh.num_ranks)]
-        dist.all_gather_object(told, (cause, files), group=self._group)
-        cause = next((cause for cause, _ in told if cause is not None), None)
+        dist.all_gather_object(told, (cause, room, files), group=self._group)
+        cause = next((cause for cause, _, _ in told if cause is not None), None)
+        room = next((room for _, room, _ in told if room is not None), None)
+        cause = cause if room is None else f"{room} ({cause})"
         if self._mesh.is_leader and cause is None:
-            cause = self._name(fresh, path, record, {k: v for _, files in told for k, v in files.items()})
+            cause = self._name(fresh, path, record, {k: v for *_, files in told for k, v in files.items()})
         ends: list[str | None] = [cause]
         dist.broadcast_object_list(ends, src=0, group=self._group)
         if ends[0] is not None and self._mesh.is_leader:
@@ -315,19 +317,17 @@ def _cause(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def _with_room(cause: str, directory: Path) -> str:
-    """A cause, and what the disk has free where that is next to nothing, or how large a file may become.
-
-    PyTorch says neither.
-    """
+def _no_room(directory: Path) -> str | None:
+    """Why there is no room for files in a directory that is there: PyTorch does not say it."""
     with suppress(OSError):
         free_bytes = shutil.disk_usage(directory).free
         if free_bytes < _LEAST_FREE_BYTES:
-            return f"the disk is full, {free_bytes:,} bytes are free ({cause})"
-    most_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if most_bytes != resource.RLIM_INFINITY:
-        return f"{cause}; {_LIMITED} {most_bytes:,} bytes here (`ulimit -f`)"
-    return cause
+            return f"the disk is full, {free_bytes:,} bytes are free"
+        most_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        largest_bytes = max((file.stat().st_size for file in directory.iterdir()), default=0)
+        if most_bytes != resource.RLIM_INFINITY and largest_bytes >= most_bytes:
+            return f"{_LIMITED} {most_bytes:,} bytes (`ulimit -f`)"
+    return None
 
 
 def _sync(directory: Path) -> None:
