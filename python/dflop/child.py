@@ -2,7 +2,7 @@
 
 signal to us          what the child gets
 SIGINT, SIGTERM       SIGINT, once; it may end its step, or write what it has
-SIGHUP                the same, unless it was ignored when we started (`nohup`)
+SIGHUP, SIGUSR1       the same, unless it was ignored when we started (`nohup`); SIGUSR1 is Slurm's warning
 SIGINT, ignored       nothing, if it was ignored when we started (a script's job in the background)
 after the grace       SIGKILL, if it has not ended since
 """
@@ -29,7 +29,11 @@ GRACE_S = 60.0
 
 
 def run_child(
-    command: Sequence[str], environment: Mapping[str, str], what: str, grace_s: float = GRACE_S
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    what: str,
+    grace_s: float = GRACE_S,
+    handles: Sequence[int] = (),
 ) -> tuple[int, int | None]:
     """Runs a process to its end, and passes a signal on to it, once, as Ctrl-C.
 
@@ -41,6 +45,7 @@ def run_child(
         environment: Of it.
         what: The process in words, for errors, as in "the process that measures".
         grace_s: Seconds that it may take to end once it was told to.
+        handles: Open files that it shares, such as a lock.
 
     Returns:
         Its exit status, as of `subprocess`, and the first signal that came to this process meanwhile.
@@ -73,8 +78,8 @@ def run_child(
         killer.start()
 
     def forward(number: int, _: object) -> None:
-        # SIGTERM and SIGHUP end this process alone where a queue or a lost terminal sends them: the child
-        # must not go on without it. It ends as after Ctrl-C.
+        # SIGTERM, SIGHUP and SIGUSR1 end this process alone where a queue or a lost terminal sends them: the
+        # child must not go on without it. It ends as after Ctrl-C.
         nonlocal caught
         if caught is None:
             caught = number
@@ -82,7 +87,7 @@ def run_child(
 
     # Before it starts: a signal that ended this process in between would leave it, and all below it, behind.
     handlers = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         is_ignored = signal.getsignal(number) is signal.SIG_IGN
         if not is_ignored or number == signal.SIGTERM:
             handlers[number] = signal.signal(number, forward)
@@ -91,7 +96,9 @@ def run_child(
             handlers[number] = signal.signal(number, lambda *_: None)
     try:
         # In a session of its own, or the terminal would send Ctrl-C to it a second time.
-        process = subprocess.Popen(command, env={**environment, **as_parent()}, start_new_session=True)
+        process = subprocess.Popen(
+            command, env={**environment, **as_parent()}, start_new_session=True, pass_fds=handles
+        )
         if caught is not None:
             pass_on()
         status = _wait(process)
@@ -143,9 +150,24 @@ def end_with_parent() -> None:
     Where this process was started by hand, and elsewhere than on Linux, nothing happens.
     """
     parent = os.environ.pop(_PARENT, None)
-    if parent is None or sys.platform != "linux":
+    if parent is not None:
+        _end_with(int(parent))
+
+
+def end_with_torchrun() -> None:
+    """The same in a rank that somebody's torchrun has started, whose agent names no parent.
+
+    The parent of now is taken for the agent. Of one that was killed before, nothing is known. Where no
+    torchrun has started this process, and elsewhere than on Linux, nothing happens.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _end_with(os.getppid())
+
+
+def _end_with(parent: int) -> None:
+    if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     # It may have gone before it was asked for.
-    if os.getppid() != int(parent):
+    if os.getppid() != parent:
         os._exit(128 + signal.SIGINT)

@@ -209,7 +209,8 @@ def test_training_refuses_a_rehearsal(demo, whole, tmp_path):
     said = named[0].stderr
     assert f"`{step_dir(whole, 4)}` is of a rehearsal, which has no weights: training cannot go on" in said
     assert "hint: name a checkpoint of `dflop train`, or train in another directory with `--out`" in said
-    assert not (tmp_path / "run").exists()
+    # It was made, and locked.
+    assert list((tmp_path / "run").iterdir()) == []
     place = manifest(whole, 4)["place"]
     assert find("auto", whole, place, is_rehearsed=True).step == 4
     with pytest.raises(RankError, match="is of a rehearsal"):

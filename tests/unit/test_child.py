@@ -61,6 +61,43 @@ def test_a_parent_that_has_gone_before(parent: str, status: int) -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == status
 
 
+OF_TORCHRUN = """
+import pathlib, time
+from dflop.child import end_with_torchrun
+
+try:
+    end_with_torchrun()
+    print("ready", flush=True)
+    while not pathlib.Path("enough").exists():
+        time.sleep(0.02)
+    pathlib.Path("told").write_text("no")
+except KeyboardInterrupt:
+    pathlib.Path("told").write_text("yes")
+"""
+AGENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {OF_TORCHRUN!r}])"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
+@pytest.mark.parametrize("is_torchrun", [True, False])
+def test_a_rank_ends_when_somebodys_torchrun_is_killed(is_torchrun: bool, tmp_path: Path) -> None:
+    """Torchrun says in the environment that it is one. What anything else has started goes on."""
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
+    environment |= {"TORCHELASTIC_RUN_ID": "some"} if is_torchrun else {}
+    command = [sys.executable, "-c", AGENT]
+    agent = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == b"ready\n"
+    agent.kill()
+    agent.wait()
+    if not is_torchrun:
+        (tmp_path / "enough").touch()
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "told").exists() or not (tmp_path / "told").read_text():
+        assert time.monotonic() < deadline, "the rank lives on"
+        time.sleep(0.02)
+    assert (tmp_path / "told").read_text() == ("yes" if is_torchrun else "no")
+
+
 def test_a_parent_is_followed_by_its_child_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by what the child starts: the variable is gone when it was read."""
     monkeypatch.setattr(sys, "platform", "other")
@@ -88,7 +125,7 @@ Python hears a signal between two lines: one that comes just before a long sleep
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_measuring_is_stopped_by_a_signal_to_the_command(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,7 +166,7 @@ def run_told(
     return run_child(command, os.environ, "the child")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_is_passed_on_once(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that comes while the child is being started, between its start and the wait for it."""
     assert run_told(tmp_path, monkeypatch, number) == (0, number)
@@ -150,7 +187,7 @@ def test_a_signal_is_passed_on_once(number: int, tmp_path: Path, monkeypatch: py
     assert (tmp_path / "told").read_text() == "x"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_what_was_ignored_stays_ignored_and_sigterm_ends_it(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,11 @@ def test_a_slurm_job_says_them_on_each_node(folder):
     for number, (here, is_host) in enumerate((("node7", "1"), ("node8", "0"))):
         of_slurm = {"SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_ID": "41"}
         node = {"SLURM_NODEID": str(number), "SLURMD_NODENAME": here}
-        check(*parsed(text, folder, **of_slurm, **node), here, is_host, "41", "node7")
+        config, command = parsed(text, folder, **of_slurm, **node)
+        check(config, command, here, is_host, "41", "node7")
+        # Of `#SBATCH --signal=USR1@120`, and what torchrun handles by itself.
+        assert config.signals_to_handle == "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    assert "#SBATCH --signal=USR1@120\n" in text
 
 
 def manifest(text):

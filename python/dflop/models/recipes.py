@@ -45,6 +45,23 @@ def trains_tower(recipe: str) -> bool:
     return "encoder" in _TRAINED.get(recipe, ())
 
 
+def goes_on(then: str, now: str) -> bool:
+    """Whether what a run has saved under one recipe has all that a run under another one needs.
+
+    A checkpoint has AdamW's moments of what was trained, and names adapters as `lora` does.
+
+    Args:
+        then: The recipe of the checkpoint, as in `train.recipe`.
+        now: That of the run that would go on.
+
+    Returns:
+        True where `now` trains nothing that `then` left frozen.
+    """
+    if then == now:
+        return True
+    return set(_TRAINED.get(now, (now,))) <= set(_TRAINED.get(then, ()))
+
+
 def _trains(name: str, recipe: str) -> bool:
     """Whether a parameter trains."""
     if recipe == "lora":

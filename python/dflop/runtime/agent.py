@@ -41,6 +41,9 @@ def main() -> int:
     # Until torchrun handles SIGINT itself, no rank runs and Ctrl-C may end this process at once. Python's own
     # handler would raise inside an import, which may swallow the exception; the run would then go on.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The command that started this process passes Slurm's warning on, as SIGINT. Slurm may send it to all
+    # processes, and this one must outlive it to wait for its ranks.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     path = Path(sys.argv[-1])
     request: dict[str, Any] = json.loads(path.read_bytes()) if path.suffix == ".json" else {}
     if forks := may_fork(request):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import shutil
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 _HASHED_BYTES = 1 << 22
 """Bytes of a file that are hashed at a time."""
+_LIMITED = "a file may have at most"
+"""Where the cause of a failed save may be a limit of the process."""
 _LEAST_FREE_BYTES = 1 << 20
 """A disk with less than this is called full where a checkpoint could not be written."""
 
@@ -142,7 +145,8 @@ class Saver:
             cause = future.result()
         if cause is not None:
             message = f"cannot save `{path}`: {cause}"
-            hint = "make room, then go on from the checkpoint before it with `--resume auto`"
+            room = "raise that limit, or make room" if _LIMITED in cause else "make room"
+            hint = f"{room}, then go on from the checkpoint before it with `--resume auto`"
             raise RankError(message, hint, is_of_all=True)
 
     def load(self, path: Path, step: int) -> None:
@@ -158,7 +162,7 @@ class Saver:
             RankError: A file is damaged or missing, or lacks a parameter; on every rank alike.
         """
         cause = damage(path, self._mesh.rank, self._mesh.num_ranks)
-        self._refuse(path, step, cause)
+        self._refuse(path, cause, hint_of_earlier(path, step))
         state = self._state()
         held = FileSystemReader(path).read_metadata().state_dict_metadata
         # A random state is kept by rank; the checkpoint has none for a rank that its layout did not have.
@@ -172,7 +176,9 @@ class Saver:
                     load(tensors, checkpoint_id=path, no_dist=True, planner=RectangleLoadPlanner(rectangles))
             except (CheckpointException, ValueError) as error:
                 cause = _cause(error)
-        self._refuse(path, step, cause)
+        # The files are whole, so it is another model, or another recipe.
+        hint = "give `model.dir` and `train.recipe` their values of then, or begin a new run with `--out`"
+        self._refuse(path, cause, hint)
         if self._optimizer is not None:
             self._optimizer.round()
         random = state.get(self._random)
@@ -208,18 +214,18 @@ class Saver:
                 tensors[key], rectangles[key] = view, rectangle
         return tensors, rectangles
 
-    def _refuse(self, path: Path, step: int, cause: str | None) -> None:
+    def _refuse(self, path: Path, cause: str | None, hint: str) -> None:
         causes: list[str | None] = [None for _ in range(self._mesh.num_ranks)]
         with talking("read a checkpoint"):
             dist.all_gather_object(causes, cause, group=self._mesh.control)
         found = [cause for cause in causes if cause is not None]
         if found:
             message = f"cannot resume from `{path}`: {found[0]}"
-            raise RankError(message, hint_of_earlier(path, step), is_of_all=True)
+            raise RankError(message, hint, is_of_all=True)
 
     def _commit(self, written: Future[Any], fresh: Path, path: Path, record: dict[str, Any]) -> str | None:
         """The end of a save, in a thread: hashes, manifest, name; the cause of its failure, if any."""
-        cause = None
+        cause = room = None
         try:
             written.result()
             files = {
@@ -228,12 +234,14 @@ class Saver:
             }  # fmt: skip
         except (Exception, CheckpointException) as error:  # noqa: BLE001
             # The other ranks must hear of any error, or they would wait. DCP's error is not an `Exception`.
-            cause, files = _with_room(_cause(error), path.parent), {}
+            cause, room, files = _cause(error), _no_room(fresh), {}
         told: list[Any] = [None for _ in range(self._mesh.num_ranks)]
-        dist.all_gather_object(told, (cause, files), group=self._group)
-        cause = next((cause for cause, _ in told if cause is not None), None)
+        dist.all_gather_object(told, (cause, room, files), group=self._group)
+        cause = next((cause for cause, _, _ in told if cause is not None), None)
+        room = next((room for _, room, _ in told if room is not None), None)
+        cause = cause if room is None else f"{room} ({cause})"
         if self._mesh.is_leader and cause is None:
-            cause = self._name(fresh, path, record, {k: v for _, files in told for k, v in files.items()})
+            cause = self._name(fresh, path, record, {k: v for *_, files in told for k, v in files.items()})
         ends: list[str | None] = [cause]
         dist.broadcast_object_list(ends, src=0, group=self._group)
         if ends[0] is not None and self._mesh.is_leader:
@@ -309,13 +317,17 @@ def _cause(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def _with_room(cause: str, directory: Path) -> str:
-    """A cause, and what the disk has free where that is next to nothing: PyTorch does not say it."""
+def _no_room(directory: Path) -> str | None:
+    """Why there is no room for files in a directory that is there: PyTorch does not say it."""
     with suppress(OSError):
         free_bytes = shutil.disk_usage(directory).free
         if free_bytes < _LEAST_FREE_BYTES:
-            return f"the disk is full, {free_bytes:,} bytes are free ({cause})"
-    return cause
+            return f"the disk is full, {free_bytes:,} bytes are free"
+        most_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        largest_bytes = max((file.stat().st_size for file in directory.iterdir()), default=0)
+        if most_bytes != resource.RLIM_INFINITY and largest_bytes >= most_bytes:
+            return f"{_LIMITED} {most_bytes:,} bytes (`ulimit -f`)"
+    return None
 
 
 def _sync(directory: Path) -> None:

@@ -144,6 +144,8 @@ def _be_nursery(connection: socket.socket, module: str) -> NoReturn:
         # Ctrl-C is for the agent, which tells the ranks. They inherit this: a signal that comes early waits
         # until they unblock it (`runtime/worker.py`).
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # A queue may send it to all processes. This one ends with the agent, which waits for the ranks.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         importlib.import_module(module)
         # What is imported outlives all ranks: a collection in one of them would look at each object again,
         # and copy the pages that ranks share.
@@ -183,6 +185,7 @@ def _fork(connection: socket.socket, request: Path, environment: Mapping[str, st
         os.setsid()
         os.environ.clear()
         os.environ.update(environment)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The agent has left out torchrun's tables.
         logging.disable(logging.NOTSET)
         end_with_parent()

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflop.child import run_child
+from dflop.child import end_with_torchrun, run_child
 from dflop.models import FAMILIES
 from dflop.models.errors import hinted, profile_error
 from dflop.models.rules import check_rules, dropout_rules, read_family, trained_part
 from dflop.models.weight_files import check_has_weights
+from dflop.runtime.directory import alone_in, not_writable
 from dflop.runtime.progress import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 def launch(request: Mapping[str, Any]) -> int:
     """Trains as `request` says.
 
-    Under torchrun (RANK and WORLD_SIZE are set) this process is that rank. Otherwise torchrun is started on
-    this machine, with one process a rank of the plan; Ctrl-C is passed on, and the ranks finish their step.
+    Under torchrun (RANK is set) this process is that rank, and ends when torchrun's agent is killed.
+    Otherwise torchrun is started on this machine, with one process a rank of the plan; Ctrl-C is passed on,
+    and the ranks finish their step.
 
     Args:
         request: As the command line makes it; see `Options` of `runtime/options.py`.
@@ -36,12 +36,14 @@ def launch(request: Mapping[str, Any]) -> int:
 
     Raises:
         Error: The model cannot be trained: its family, dropout in its configuration, no weights to start
-            from.
-        OSError: The output directory cannot be written.
+            from. Or RANK is set, and another variable of torchrun is missing, or no number.
+        OSError: The output directory cannot be written, or another command trains there.
     """
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if "RANK" in os.environ:
         from dflop.runtime.worker import run
 
+        end_with_torchrun()
+        _check_environment(os.environ)
         # The allocator of a GPU is set by each rank itself (`device.py`).
         names = [n for n in request["environment"] if n != "PYTORCH_ALLOC_CONF"]
         missing = [n for n in names if n not in os.environ]
@@ -53,12 +55,34 @@ def launch(request: Mapping[str, Any]) -> int:
     if verb == "train":
         _check_family(request)
         _check_own_shapes(request)
-    with _alone_in(Path(request["out"])):
-        return _started(request, verb)
+    with alone_in(Path(request["out"])) as lock:
+        return _started(request, verb, lock)
 
 
-def _started(request: Mapping[str, Any], verb: str) -> int:
-    """The exit status of torchrun, which is started here with one process a rank."""
+_HINT = "let `torchrun` start the ranks; without RANK in the environment this command starts them itself"
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    """Raises if a variable by which ranks find each other is missing, or is no number where it must be."""
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if not environment.get(name):
+            message = f"RANK is set to `{environment['RANK']}`, and {name} is not: a rank needs both"
+            raise hinted(profile_error(message), _HINT)
+    num_ranks = _number(environment, "WORLD_SIZE", range(1, 1 << 31))
+    _number(environment, "RANK", range(num_ranks))
+    _number(environment, "MASTER_PORT", range(1, 1 << 16))
+
+
+def _number(environment: Mapping[str, str], name: str, values: range) -> int:
+    text = environment[name]
+    if not (text.isascii() and text.isdecimal()) or int(text) not in values:
+        message = f"{name} is `{text}`, must be an integer from {values.start} to {values.stop - 1}"
+        raise hinted(profile_error(message), _HINT)
+    return int(text)
+
+
+def _started(request: Mapping[str, Any], verb: str, lock: int) -> int:
+    """The exit status of torchrun, which is started here with one process a rank, and shares the lock."""
     path = _written(request)
     command = [
         sys.executable, "-m", "dflop.runtime.agent",
@@ -70,7 +94,8 @@ def _started(request: Mapping[str, Any], verb: str) -> int:
     environment = {**request["environment"], **os.environ}
     say(f"starting {request['num_ranks']} rank{'' if request['num_ranks'] == 1 else 's'}", verb)
     try:
-        status, caught = run_child(command, environment, "torchrun's agent, which starts the ranks,")
+        what = "torchrun's agent, which starts the ranks,"
+        status, caught = run_child(command, environment, what, handles=[lock])
         has_begun = not path.exists()
     finally:
         # The file is still there only if no step has ended: removing it leaves an earlier run as it was.
@@ -141,40 +166,6 @@ def _check_own_shapes(request: Mapping[str, Any]) -> None:
         loader.close()
 
 
-@contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
-    """Makes the output directory, and keeps other commands from training in it until this one ends.
-
-    The lock is one of the operating system. It is released when this process ends, however it ends, and
-    leaves no file. On a file system without locks nothing is locked.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        held = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise _not_writable(out, error) from error
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        message = f"`{out}`: another command is training there, only one may"
-        hint = "wait until it has ended, or choose another directory with `--out`"
-        raise hinted(OSError(message), hint) from None
-    except OSError:
-        pass
-    try:
-        yield
-    finally:
-        os.close(held)
-
-
-def _not_writable(out: Path, error: OSError) -> OSError:
-    # Where a file of that name is in the way, mkdir only says that it exists.
-    cause = "it is no directory" if out.exists() and not out.is_dir() else str(error.strerror).lower()
-    message = f"`{out}`: {cause}, the run must be written there"
-    return hinted(OSError(message), "choose another directory with `--out`")
-
-
 def _written(request: Mapping[str, Any]) -> Path:
     """Writes the request to a file in the output directory, and gives its path.
 
@@ -186,5 +177,5 @@ def _written(request: Mapping[str, Any]) -> Path:
         text = json.dumps({**request, "request_path": str(path)}, indent=1)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise _not_writable(out, error) from error
+        raise not_writable(out, error) from error
     return path

@@ -90,7 +90,8 @@ class Start:
         found: list[Resume | RankError | None] = [None]
         if mesh.is_leader:
             try:
-                found = [find(options.resume, options.out, place, is_rehearsed=is_rehearsed)]
+                model = None if is_rehearsed else options.model
+                found = [find(options.resume, options.out, place, model, is_rehearsed=is_rehearsed)]
             except RankError as error:
                 found = [error]
         with talking("find the checkpoint"):
@@ -210,6 +211,12 @@ class Ledger:
             say("no checkpoint yet: beginning anew", self._start.verb)
             return
         say(f"going on from {resume.path}", self._start.verb)
+        recipe = resume.manifest.get("model", {}).get("recipe", self._options.recipe)
+        if recipe != self._options.recipe and self._mesh.is_leader and not self._start.is_rehearsed:
+            sys.stderr.write(
+                f"note: `{resume.path}` was trained with `train.recipe: {recipe}`, "
+                f"this run has `{self._options.recipe}`: the rest stays as it is there\n"
+            )
         self._saver.load(resume.path, resume.step)
         self._guard.load(resume.manifest["guard"])
         scheduler = self._schedules.scheduler

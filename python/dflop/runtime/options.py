@@ -106,6 +106,8 @@ class Options:
     """The same limit until the first step has ended; at least `timeout_s`."""
     resume: str | None
     """`auto`, or a checkpoint or run to go on from; none: from the beginning."""
+    may_overwrite: bool
+    """Whether an earlier run in `out` may be overwritten, or is gone on with."""
     checkpoint_every: int | None
     """Steps from one checkpoint to the next; none: only when the run ends, or is ended."""
     checkpoint_keep: int
@@ -194,6 +196,7 @@ class Options:
             timeout_s=(timeout_s := float(request.get("timeout_s", train["timeout_seconds"]))),
             first_timeout_s=float(request.get("first_timeout_s", _first_timeout_s(train, timeout_s))),
             resume=request.get("resume"),
+            may_overwrite=bool(request.get("may_overwrite", True)),
             checkpoint_every=config["checkpoint"]["every"],
             checkpoint_keep=int(config["checkpoint"]["keep"]),
             skipped_steps_max=int(train["skipped_steps_max"]),

@@ -1,7 +1,7 @@
 """The process of one rank of a training run: from its request to its exit status.
 
 In order:  options and plan | workers are forked | device | all ranks meet | signals are taken over |
-           the model | the steps | all ranks end together
+           the directory | the model | the steps | all ranks end together
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from dflop._native import Plan
 from dflop.device import take_device
 from dflop.runtime.ahead import begin
+from dflop.runtime.directory import take_together
 from dflop.runtime.failure import RankError, complain, describe, talking, tell_agent
 from dflop.runtime.flight import dump_flight, record_flight
 from dflop.runtime.interrupt import Interrupt
@@ -57,6 +58,7 @@ def train(request: Mapping[str, Any]) -> int:
         # Signals are taken over only now. Before all ranks have met, Ctrl-C may stop this process at once.
         interrupt = Interrupt()
         watch = Watch(plan, mesh.rank, lambda: (trainer.step, trainer.action) if trainer else (None, None))
+        take_together(options, mesh)
         say("building the model and reading the data profile")
         trainer = Trainer(options, mesh, interrupt, ahead)
         say(trainer.what_comes)

@@ -18,6 +18,7 @@ from dflop._native import Dataset, GlobalBatches, Plan
 from dflop.runtime.agreement import Statement, agree
 from dflop.runtime.checkpoint import Saver
 from dflop.runtime.device_clock import DeviceRecorder, device_clock, meet, start_together
+from dflop.runtime.directory import take_together
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError, complain, describe, talking, tell_agent
 from dflop.runtime.guard import Guard
@@ -310,6 +311,7 @@ def rehearse(request: Mapping[str, Any]) -> int:
         mesh = join(plan, torch.device("cpu"), options.timeout_s)
         coordinates, is_leader = mesh.coordinates, mesh.is_leader
         interrupt = Interrupt()
+        take_together(options, mesh)
         asked = Rehearsal.of_request(request["rehearsal"], is_started_again=was_started_again())
         rehearser = Rehearser(options, asked, mesh, interrupt)
         say("the first step", "rehearse")

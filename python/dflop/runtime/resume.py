@@ -113,13 +113,21 @@ def checkpoints(out: Path) -> list[tuple[int, Path]]:
     return sorted((int(name), path) for name, path in named)
 
 
-def find(asked: str, out: Path, place: Mapping[str, Any], *, is_rehearsed: bool = False) -> Resume:
+def find(
+    asked: str,
+    out: Path,
+    place: Mapping[str, Any],
+    model: Mapping[str, Any] | None = None,
+    *,
+    is_rehearsed: bool = False,
+) -> Resume:
     """The checkpoint that `--resume` names, checked.
 
     Args:
         asked: `auto`, the directory of a checkpoint, or that of a run.
         out: Directory of this run.
         place: All that decides which samples each step has, as in the manifest of a checkpoint.
+        model: What trains, as in `Options.model`; none: nothing does, as in a rehearsal.
         is_rehearsed: Whether a rehearsal asks, which does not go on from training, nor training from it.
 
     Returns:
@@ -127,7 +135,8 @@ def find(asked: str, out: Path, place: Mapping[str, Any], *, is_rehearsed: bool 
 
     Raises:
         RankError: There is no checkpoint, it cannot be read, it is of a rehearsal where training asks (or the
-            other way round), or other samples would come next; on every rank alike.
+            other way round), other samples would come next, or another model would be trained; on every rank
+            alike.
     """
     path = Path(asked)
     if asked == "auto" or not (path / MANIFEST).exists():
@@ -150,7 +159,33 @@ def find(asked: str, out: Path, place: Mapping[str, Any], *, is_rehearsed: bool 
             message = f"`{path}` has `{field}` {then}, this run has {now}: other samples would come next"
             hint = f"give `{field}` its value of then, or start a new run in another directory with `--out`"
             raise RankError(message, hint, is_of_all=True)
+    if model is not None:
+        _check_model(path, manifest.get("model", {}), model)
     return Resume(int(manifest["step"]), path.absolute(), manifest)
+
+
+def _check_model(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises if a checkpoint lacks what is trained now, or has adapters that were scaled otherwise.
+
+    Checkpoints of early versions do not say what was trained: the names of their tensors decide.
+    """
+    from dflop.models.recipes import goes_on
+
+    anew = "write its weights with `dflop export` and begin a new run from them, as `model.dir`"
+    recipe = then.get("recipe", now["recipe"])
+    if not goes_on(recipe, now["recipe"]):
+        message = (
+            f"`{path}` was trained with `train.recipe: {recipe}`, this run has `{now['recipe']}`: "
+            "it lacks part of what would be trained"
+        )
+        raise RankError(message, f"set `train.recipe: {recipe}`, or {anew}", is_of_all=True)
+    for name in ("lora_rank", "lora_alpha") if recipe == now["recipe"] == "lora" else ():
+        if then.get(name, now[name]) != now[name]:
+            message = (
+                f"`{path}` was trained with `train.{name}: {then[name]}`, this run has {now[name]}: "
+                "its adapters would be those of another model"
+            )
+            raise RankError(message, f"set `train.{name}: {then[name]}`, or {anew}", is_of_all=True)
 
 
 def _check_kind(which: str, found: bool | None, asked: bool) -> None:

@@ -99,7 +99,8 @@ fn slurm(nodes: &Nodes, train: &str) -> String {
          --rdzv-endpoint \"$HEAD:{PORT}\" --rdzv-conf \"is_host=$((SLURM_NODEID == 0))\""
     );
     let agents = nodes.agents("SLURM_NODEID", "$HEAD", &meeting);
-    // One agent a node; the signal reaches every rank two minutes before the time ends, and training ends in order.
+    // One agent a node. Two minutes before the time ends Slurm signals it, and it signals its ranks: training ends in order.
+    // SIGUSR1 is none of the signals that torchrun handles by itself.
     // A shell on each node, which torchrun takes the place of, fills in the node's own name.
     // `sed` reads all names: a reader that ends at the first one can end `scontrol`, and by `pipefail` the job.
     format!(
@@ -113,7 +114,7 @@ fn slurm(nodes: &Nodes, train: &str) -> String {
          set -euo pipefail\n\
          HEAD=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | sed -n 1p)\n\
          export HEAD\n\
-         srun bash -c 'exec torchrun {agents} \"$@\"' \
+         srun bash -c 'exec torchrun --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 {agents} \"$@\"' \
          torchrun {train}\n"
     )
 }
@@ -239,7 +240,8 @@ mod tests {
         let job = launch(Launcher::Slurm, &plan(64), 256, 28, 8, &config("dflop.yaml"));
         assert!(job.starts_with("#!/bin/bash\n#SBATCH"), "{job}");
         assert!(job.contains("#SBATCH --nodes=8\n"), "{job}");
-        assert!(job.contains("srun bash -c 'exec torchrun --nnodes 8 --nproc-per-node 8"), "{job}");
+        assert!(job.contains("srun bash -c 'exec torchrun --signals-to-handle SIGTERM,"), "{job}");
+        assert!(job.contains(",SIGUSR1 --nnodes 8 --nproc-per-node 8"), "{job}");
     }
 
     /// 17 ranks on nodes of eight: the agents are numbered, so that the node with one rank is the last.

@@ -187,9 +187,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     // The profile is estimated for a device of our table, under the table's name. No machine reports that very name.
     let is_checked = !arguments.other_device && !inputs.model_profile.is_estimated;
     let profile_device = is_checked.then(|| inputs.model_profile.device.name.clone());
-    if !continues(&out, arguments.resume.as_deref())? {
-        check_empty(&out, arguments.force)?;
-    }
+    let may_overwrite = may_overwrite(&out, arguments.resume.as_deref(), arguments.force)?;
     // Giants that are refused, before any rank starts; and what teaches nothing.
     let batches = inputs.batches(&plan)?;
     let steps = arguments.steps.unwrap_or(config.train.steps);
@@ -220,6 +218,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "arms": arguments.arms.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "replay": arguments.replay,
             "resume": arguments.resume,
+            "may_overwrite": may_overwrite,
             "max_restarts": max_restarts(arguments.max_restarts, config, arguments.compare || arguments.replay.is_some()),
             "made_from": made_from,
             "warmup_pairs": arguments.warmup_pairs,
@@ -338,7 +337,7 @@ fn check_cores(plan: &Plan, config: &config::Config, oversubscribe: bool) -> Res
 }
 
 /// Whether the run goes on with the run of `out`: `resume` is `auto`, or a checkpoint in there.
-pub(super) fn continues(out: &Path, resume: Option<&Path>) -> Result<bool, Failure> {
+fn continues(out: &Path, resume: Option<&Path>) -> Result<bool, Failure> {
     let Some(resume) = resume else { return Ok(false) };
     if resume == Path::new("auto") {
         return Ok(true);
@@ -351,12 +350,22 @@ pub(super) fn continues(out: &Path, resume: Option<&Path>) -> Result<bool, Failu
     Ok(out.canonicalize().is_ok_and(|out| found.starts_with(out)))
 }
 
-/// `Ok` if `out` holds no earlier run, or may be overwritten. A run that ended before its first step is none.
-pub(super) fn check_empty(out: &Path, force: bool) -> Result<(), Failure> {
-    // Every rank of an external torchrun comes here, and only the first may find the directory without its own files.
-    let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
-    let holds_steps = || std::fs::metadata(out.join("metrics.jsonl")).is_ok_and(|file| file.len() > 0);
-    if is_first && !force && holds_steps() {
+/// Whether an earlier run in `out` may be written over, or gone on with; an error where it may not and there is one.
+///
+/// Ranks of an external torchrun do not look here: one that ended by itself would leave the others waiting for it, so they
+/// look together, once they have met (`runtime/directory.py`).
+pub(super) fn may_overwrite(out: &Path, resume: Option<&Path>, force: bool) -> Result<bool, Failure> {
+    let may = continues(out, resume)? || force;
+    if !may && std::env::var_os("RANK").is_none() {
+        check_empty(out)?;
+    }
+    Ok(may)
+}
+
+/// `Ok` if `out` holds no earlier run. One that ended before its first step is none.
+fn check_empty(out: &Path) -> Result<(), Failure> {
+    let holds_steps = std::fs::metadata(out.join("metrics.jsonl")).is_ok_and(|file| file.len() > 0);
+    if holds_steps {
         return Err(Failure::new(
             format!("`{}` holds an earlier run, it would be overwritten", out.display()),
             Some(

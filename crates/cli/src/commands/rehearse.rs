@@ -1,6 +1,6 @@
 //! `dflop rehearse`: checked here, carried out by Python, as `dflop train`.
 
-use super::python::{check_empty, continues, max_restarts};
+use super::python::{max_restarts, may_overwrite};
 use super::{Inputs, beside};
 use crate::args;
 use crate::{Failure, Outcome, Request};
@@ -30,9 +30,7 @@ pub(super) fn run(arguments: &args::Rehearse) -> Result<Outcome, Failure> {
         check_memory(num_ranks, available_bytes(Path::new("/proc/meminfo")))?;
     }
     let out = beside(config, arguments.out.as_ref(), "rehearsal");
-    if !continues(&out, arguments.resume.as_deref())? {
-        check_empty(&out, arguments.force)?;
-    }
+    let may_overwrite = may_overwrite(&out, arguments.resume.as_deref(), arguments.force)?;
     // Giants that are refused, before any rank starts.
     inputs.batches(&plan)?;
     let made_from: MadeFrom = [
@@ -52,6 +50,7 @@ pub(super) fn run(arguments: &args::Rehearse) -> Result<Outcome, Failure> {
             "steps": arguments.steps,
             "compare": false,
             "resume": arguments.resume,
+            "may_overwrite": may_overwrite,
             "max_restarts": max_restarts(arguments.max_restarts, config, false),
             "made_from": made_from,
             "num_ranks": num_ranks,

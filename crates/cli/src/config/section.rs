@@ -253,7 +253,18 @@ impl<'p, 'y> Section<'p, 'y> {
             YamlData::Value(Scalar::String(text)) => text.parse().ok(),
             _ => None,
         };
+        let written = self.shown(node);
+        let digits = written.split(['e', 'E']).next().unwrap_or_default();
         match value {
+            // `1e-400`, which no number of the machine holds.
+            Some(0.0) if digits.contains(|digit| matches!(digit, '1'..='9')) => {
+                self.problem(
+                    line,
+                    key,
+                    format!("{written}, is too small for a number: it would be read as 0"),
+                );
+                None
+            }
             Some(value) if range.contains(&value) => Some(value),
             _ => {
                 let rule = if *range.start() > 0.0 {
@@ -261,7 +272,7 @@ impl<'p, 'y> Section<'p, 'y> {
                 } else {
                     format!("from {} to {}", range.start(), range.end())
                 };
-                self.problem(line, key, format!("{}, must be a number {rule}", self.shown(node)));
+                self.problem(line, key, format!("{written}, must be a number {rule}"));
                 None
             }
         }
@@ -291,5 +302,30 @@ impl<'p, 'y> Section<'p, 'y> {
                 self.problem(line, &name, message);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::parse;
+    use crate::config::tests::GOOD;
+    use std::path::Path;
+
+    #[test]
+    fn a_number_that_would_be_read_as_0_is_refused() {
+        let rate = |written: &str| {
+            parse(Path::new("dflop.yaml"), &GOOD.replace("1e-3", written))
+                .map(|config| config.train.learning_rate)
+                .map_err(|error| error.to_string())
+        };
+        for written in ["1e-400", "0.02e-400", "1.0E-400", "\"1e-400\""] {
+            let expected = format!("learning_rate: {}, is too small for a number", written.replace('"', "`"));
+            assert!(rate(written).is_err_and(|text| text.contains(&expected)), "{:?}", rate(written));
+        }
+        for written in ["0", "0.0", "0e-400", "0.000", "-0.0"] {
+            assert_eq!(rate(written), Ok(0.0), "{written}");
+        }
+        assert_eq!(rate("1e-300"), Ok(1e-300));
+        assert!(rate("1e400").is_err_and(|text| text.contains("1e400, must be a number from 0 to 1000")));
     }
 }
