@@ -141,6 +141,7 @@ class Demanding(Own):
 
 
 def bert():
+    """Without training: each kind of loss is about the logarithm of the vocabulary."""
     return BertForMaskedLM(BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
 
 

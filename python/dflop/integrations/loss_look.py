@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _SAME = 1e-3
 """Losses that differ by less are taken for equal; twice as many label tokens halve the right one."""
 
+_OF_SAME_LOGITS = 1e-5
+"""Of the same logits two kinds of loss must agree so far: those of a model without training differ by 1e-3."""
+
 _METRICS = ("_metrics", "_total_train_tokens")
 """Where TRL's trainers count what they saw."""
 
@@ -83,12 +86,18 @@ def _unchanged(trainer: Any) -> Iterator[None]:
             setattr(trainer, name, kept)
 
 
-def _of_ranks(trainer: Any, found: list[torch.Tensor]) -> list[list[float]]:
+def _rounding(loss: torch.Tensor) -> float:
+    """By what part a loss may be off; also of one that was computed in 16 bits and has 32 now."""
+    kinds = [kind for kind in (torch.bfloat16, torch.float16) if loss.to(kind).to(loss.dtype) == loss]
+    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+
+
+def _of_ranks(trainer: Any, found: list[torch.Tensor], same: float) -> list[list[float]]:
     """Two losses, and by what part they may differ, of each rank whose microbatch has label tokens.
 
     Each rank calls it. Numbers that all know decide, so that all look again or none does.
     """
-    tolerance = max(_SAME, *(torch.finfo(loss.dtype).eps for loss in found))
+    tolerance = max(same, *map(_rounding, found))
     both = torch.tensor([[*map(float, found), tolerance]], device=trainer.accelerator.device)
     of_all = both if trainer.args.world_size == 1 else trainer.accelerator.gather(both)
     return [one for one in of_all.tolist() if all(map(math.isfinite, one)) and one[0]]
@@ -103,7 +112,7 @@ def _divides(trainer: Any, model: Any, inputs: Any, num_tokens: Any) -> bool:
             # `compute_loss` may take the labels out of what it is given.
             loss = trainer.compute_loss(model, copy.copy(inputs), num_items_in_batch=factor * num_tokens)
         losses.append(loss)
-    found, name = _of_ranks(trainer, losses), type(trainer).__name__
+    found, name = _of_ranks(trainer, losses, _SAME), type(trainer).__name__
     for once, twice, _ in found:
         if abs(once - twice) <= _SAME * abs(once):
             message = (
@@ -146,13 +155,15 @@ def _is_own(trainer: Any, model: Any, inputs: Any, num_tokens: Any) -> bool:
     if not seen:
         # A `compute_loss` that takes the labels out asks neither loss.
         return True
-    named, outputs = seen
+    (named, outputs), same = seen, _OF_SAME_LOGITS
     own = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
     if not isinstance(outputs, dict) or outputs.get("logits") is None:
         # Kernels that fuse the loss (Liger) make none where labels are given.
+        same = _SAME
         with _unchanged(trainer):
             outputs = model(**{name: value for name, value in named.items() if name != "labels"})
-    for mine, other, tolerance in (found := _of_ranks(trainer, [own, stand_in(outputs, named["labels"])])):
+    found = _of_ranks(trainer, [own, stand_in(outputs, named["labels"])], same)
+    for mine, other, tolerance in found:
         if abs(mine - other) > tolerance * abs(mine):
             message = (
                 f"the loss of `{type(trainer.model).__name__}` is {mine:.6g} in the first microbatch, and "
