@@ -24,7 +24,7 @@ _SAME = 1e-3
 """Losses that differ by less are taken for equal; twice as many label tokens halve the right one."""
 
 _OF_SAME_LOGITS = 1e-5
-"""Of the same logits two kinds of loss must agree so far: those of a model without training differ by 1e-3."""
+"""Two losses of the same logits must agree so far: without training any two differ by some 1e-3."""
 
 _METRICS = ("_metrics", "_total_train_tokens")
 """Where TRL's trainers count what they saw."""
