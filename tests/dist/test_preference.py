@@ -70,8 +70,24 @@ def steps_of_pairs(accumulation=2):
     return tiny_text.global_batches(Alike, BATCH_SIZE, NUM_RANKS * accumulation, 1, seed=3)
 
 
-def compare(make, tmp_path, lines=lambda trainer: balance(trainer)):
-    """`make(folder, accumulation)` gives a trainer: two ranks with `lines` against one process without them."""
+LEFT_OUT = ("epoch", "learning_rate", "grad_norm", "loss", "min_reward", "max_reward", "num_tokens")
+"""Of what is logged at a step: no means over pairs or tokens (`loss` has its own check)."""
+
+
+def means_of(trainer):
+    """What TRL logs beside the loss, at each step."""
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return [
+        {name: value for name, value in entry.items() if name not in LEFT_OUT and name != "step"}
+        for entry in entries
+    ]
+
+
+def compare(make, tmp_path, lines=lambda trainer: balance(trainer), num_means=0):
+    """`make(folder, accumulation)` gives a trainer: two ranks with `lines` against one process without them.
+
+    `num_means` numbers beside the loss are equal, too.
+    """
     steps, ports = steps_of_pairs(), [free_port(), free_port()]
     assert len(set(map(len, steps))) > 1, "steps of unequal counts too"
 
@@ -80,7 +96,8 @@ def compare(make, tmp_path, lines=lambda trainer: balance(trainer)):
         trainer = make(tmp_path / "alone", 1)
         whole_steps(trainer, steps)
         trainer.train()
-        return losses_of(trainer), {name: p.detach() for name, p in trainer.model.named_parameters()}
+        parameters = {name: p.detach() for name, p in trainer.model.named_parameters()}
+        return losses_of(trainer), parameters, means_of(trainer)
 
     expected = results(run_ranks(1, alone, tmp_path / "one"))[0]
 
@@ -98,9 +115,15 @@ def compare(make, tmp_path, lines=lambda trainer: balance(trainer)):
         trainer.data_collator = counted
         trainer.train()
         assert len(set(sizes)) > 1, "microbatches of uneven counts"
-        return losses_of(trainer), tiny_text.difference(dict(trainer.model.named_parameters()), expected[1])
+        gap = tiny_text.difference(dict(trainer.model.named_parameters()), expected[1])
+        return losses_of(trainer), gap, means_of(trainer)
 
-    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks", timeout_s=280)), expected)
+    found = results(run_ranks(NUM_RANKS, run, tmp_path / "ranks", timeout_s=280))
+    check([(losses, gap) for losses, gap, _ in found], expected)
+    if num_means:
+        for mine, theirs in zip(found[0][2], expected[2], strict=True):
+            assert len(theirs) == num_means, sorted(theirs)
+            assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +144,10 @@ def test_preference_optimization(changes, tmp_path, quiet):
     def make(folder, accumulation):
         given = arguments(DPOConfig, folder, gradient_accumulation_steps=accumulation, **changes)
         model, reference = tiny_text.make_model(), tiny_text.make_model()
+        with torch.no_grad():
+            # Of equal models rounding says which answer is the better one.
+            for parameter in reference.parameters():
+                parameter.mul_(0.8)
         return DPOTrainer(
             model, reference, args=given, train_dataset=pairs(), processing_class=spaced_tokenizer()
         )
@@ -130,7 +157,7 @@ def test_preference_optimization(changes, tmp_path, quiet):
             remove_padding(trainer.model)
         balance(trainer)
 
-    compare(make, tmp_path, lines)
+    compare(make, tmp_path, lines, num_means=10)
 
 
 def test_rewards(tmp_path, quiet):
@@ -146,7 +173,7 @@ def test_rewards(tmp_path, quiet):
         model = AutoModelForSequenceClassification.from_config(config)
         return RewardTrainer(model, args=given, train_dataset=pairs(), processing_class=spaced_tokenizer())
 
-    compare(make, tmp_path)
+    compare(make, tmp_path, num_means=3)
 
 
 ODDS = {

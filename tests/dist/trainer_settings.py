@@ -32,9 +32,9 @@ def trainer_arguments(folder, **changes):
     return TrainingArguments(**{**options, **changes})
 
 
-def trl_arguments(kind, folder, **changes):
+def trl_arguments(kind, folder, ddp_backend="gloo", **changes):
     """The same as one of TRL's configurations has them."""
-    given = trainer_arguments(folder).to_dict()
+    given = trainer_arguments(folder, ddp_backend=ddp_backend).to_dict()
     kept = {name: given[name] for name in given if name in kind.__dataclass_fields__}
     for name in ("logging_dir", "hub_token", "push_to_hub_token", "warmup_ratio"):
         kept.pop(name, None)

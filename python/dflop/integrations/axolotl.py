@@ -16,9 +16,9 @@ from axolotl.core.trainers.base import AxolotlTrainer  # pyright: ignore[reportM
 from axolotl.integrations.base import BasePlugin  # pyright: ignore[reportMissingImports]
 from pydantic import BaseModel
 
+from dflop.integrations.pair_loss import is_of_pairs
 from dflop.integrations.row_costs import costs_of_rows
 from dflop.integrations.text_alone import unused_in_ddp
-from dflop.integrations.trainer_loss import is_of_pairs
 from dflop.integrations.transformers import is_known_late
 from dflop.integrations.yaml_options import balance_as_asked, checked
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.integrations.generated_rows import cut, join
+from dflop.integrations.pair_loss import gather_uneven
 from dflop.integrations.spread import Spread
 from dflop.integrations.text_alone import is_sharded_by_fsdp2, meeting_in_evaluation, paused
-from dflop.integrations.trainer_loss import check_degree, gather_uneven, uneven_error
+from dflop.integrations.trainer_loss import check_degree, uneven_error
 
 if TYPE_CHECKING:
     from dflop.integrations.sent_rows import Row

@@ -30,6 +30,7 @@ from dflop.integrations.encoder import balance_encoder
 from dflop.integrations.lmms_labels import Learnt, LearntCollation
 from dflop.integrations.lmms_loader import BalancedLoader
 from dflop.integrations.lmms_patches import computes_loss, is_flat, takes_num_items
+from dflop.integrations.neighbours import warn_of_parts
 from dflop.integrations.parameter_cost import cost_of_parameters
 from dflop.integrations.read_spread import ReadSpread
 from dflop.integrations.row_costs import media_tokens, warn_of_unknown
@@ -230,9 +231,6 @@ def _balance_hf(trainer: Any, *, shares_encoder: bool) -> None:
         # Here, because modules are frozen after the trainer is made.
         options = {"balance_encoder": shares_encoder}
         balance_as_asked(trainer, options, pads=not is_flat(trainer.model), when_loaded=True)
-        if not trainer.is_deepspeed_enabled:
-            # transformers 5.2.0 to 5.5.3 has accelerate divide by the step's microbatches, too.
-            trainer.accelerator.gradient_accumulation_steps = 1
         _say(trainer.args.world_size)
         return theirs(*given, **named)
 
@@ -262,7 +260,7 @@ class _Spread:
         self._is_told = False
         if self.rank == 0:
             warn_of_unknown(model)
-            _warn_of_routers(model.config)
+            warn_of_parts(model.config)
         if shares_encoder:
             balance_encoder(model)
         # Text alone hangs nobody; where that cannot be had, the first step that has some says so.
@@ -304,16 +302,6 @@ class _Spread:
             outputs["loss"] = outputs["loss"].float() * self.weight
             return outputs
         return (outputs[0].float() * self.weight, *outputs[1:])
-
-
-def _warn_of_routers(config: Any) -> None:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if getattr(text, "output_router_logits", False):
-        warnings.warn(
-            "`output_router_logits` is True: the router's loss is a mean over a microbatch. So the gradient "
-            "depends on how samples are divided, with dflop and without",
-            stacklevel=3,
-        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

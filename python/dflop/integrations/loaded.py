@@ -18,10 +18,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from dflop.integrations.collated import PADDING, CollatedAlone, join
+from dflop.integrations.pair_loss import is_of_pairs
 from dflop.integrations.read_rows import ReadRows
 from dflop.integrations.row_costs import MEDIA_COLUMNS, check_expanded
 from dflop.integrations.spread import Spread
-from dflop.integrations.trainer_loss import check_degree, is_of_pairs, uneven_error
+from dflop.integrations.trainer_loss import check_degree, uneven_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -17,8 +17,8 @@ from swift.callbacks import TrainerCallback, callbacks_map  # pyright: ignore[re
 
 import dflop
 from dflop.integrations.generations import is_generating
+from dflop.integrations.pair_loss import is_of_pairs
 from dflop.integrations.row_costs import costs_of_answers, costs_of_rows
-from dflop.integrations.trainer_loss import is_of_pairs
 from dflop.integrations.transformers import is_known_late
 from dflop.integrations.yaml_options import balance_as_asked, checked
 

@@ -1,63 +1,32 @@
 """What the loss of a `transformers.Trainer` is a mean over, and how it stays that in uneven microbatches.
 
-sum over label tokens / those of the step -> as it is, or `mean_over_tokens` in its place
-mean over the pairs of a microbatch       -> times the microbatch's share of the step's pairs
-a part over tokens of chosen answers      -> that part times its share of those tokens
-any other                                 -> refused
+sum over label tokens / those of the step -> as it is
+TRL's own of SFT, where it counts itself  -> as it is, and told to count those of the step
+mean over label tokens of a microbatch    -> `mean_over_tokens` in its place
+mean over the pairs of a microbatch       -> `pair_loss.py`
+any other                                 -> refused, here or in the first microbatch (`loss_look.py`)
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
-from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dflop.integrations.backbone import unwrapped
 from dflop.integrations.loss import token_loss
+from dflop.integrations.loss_look import look_once
+from dflop.integrations.neighbours import has_router_loss
+from dflop.integrations.pair_loss import OF_BATCHES, OF_PAIRS, is_of_pairs, module_of_pairs, weigh_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    import torch
+    from torch import nn
     from transformers import Trainer
 
-_OF_PAIRS = {
-    # What computes the loss there; of earlier releases other methods do, from batches of another form.
-    "trl.trainer.dpo_trainer": "_compute_loss",
-    "trl.trainer.reward_trainer": "compute_loss",
-    "llamafactory.train.dpo.trainer": "get_batch_loss_metrics",
-    "swift.rlhf_trainers.dpo_trainer": "get_batch_loss_metrics",
-    "trl.experimental.orpo.orpo_trainer": "get_batch_loss_metrics",
-    "trl.experimental.cpo.cpo_trainer": "get_batch_loss_metrics",
-}
-"""Modules whose loss is a mean over the pairs of a microbatch."""
-
-_WITH_TOKENS: dict[str, tuple[Callable[[Any], float], Callable[[Any], torch.Tensor]]] = {
-    # The part's factor, of the trainer; which chosen tokens it has, of a batch.
-    "trl.experimental.orpo.orpo_trainer": (lambda _: 1.0, lambda batch: batch["chosen_attention_mask"]),
-    "trl.experimental.cpo.cpo_trainer": (
-        lambda trainer: trainer.cpo_alpha,
-        lambda batch: batch["chosen_labels"] != -100,
-    ),
-}
-"""Those of them whose loss has a part that is a mean over tokens of chosen answers (`nll_loss`)."""
-
-_OF_TOKENS = ("transformers.", "trl.trainer.sft_trainer")
+_SFT = "trl.trainer.sft_trainer"
+_OF_TOKENS = ("transformers.", _SFT)
 """Modules whose `compute_loss` divides by `num_items_in_batch`, or lets the model do it."""
-
-_OF_BATCHES = {
-    "aot": "it sorts the pairs of a microbatch",
-    "aot_unpaired": "it sorts the pairs of a microbatch",
-}
-"""Losses of TRL's `DPOTrainer` in which a pair's part depends on the others of its microbatch."""
-
-_SAME = 1e-3
-"""Losses that differ by less are taken for equal; twice as many label tokens halve the right one."""
 
 
 def mean_over_tokens(
@@ -75,8 +44,17 @@ def mean_over_tokens(
 
     Returns:
         A number; the trainer multiplies it by the ranks, over which DDP, FSDP and DeepSpeed average.
+
+    Raises:
+        ValueError: the model gives no logits.
     """
-    logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits
+    logits = outputs.get("logits") if isinstance(outputs, dict) else getattr(outputs, "logits", None)
+    if logits is None:
+        message = (
+            "the model gives no `logits` without labels, of which the loss over the step's label tokens is "
+            "computed: give the trainer a `compute_loss_func`"
+        )
+        raise ValueError(message)
     if num_items_in_batch is None:
         num_items_in_batch = labels[..., 1:].ne(-100).sum()
     return token_loss(logits, labels, num_items_in_batch)
@@ -118,22 +96,6 @@ def check_degree(trainer: Any) -> None:
         raise uneven_error(trainer, wrong)
 
 
-def is_of_pairs(trainer: Trainer) -> bool:
-    """Tells trainers whose rows are pairs of answers, as TRL's `DPOTrainer` and `RewardTrainer`.
-
-    Args:
-        trainer: of transformers, or made of it.
-
-    Returns:
-        Whether it is one.
-    """
-    return _module_of_pairs(type(trainer)) is not None
-
-
-def _module_of_pairs(kind: type) -> str | None:
-    return next((one.__module__ for one in kind.__mro__ if one.__module__ in _OF_PAIRS), None)
-
-
 def divides_by_tokens(trainer: Trainer) -> bool:
     """Looks whether the loss is summed and divided by `num_items_in_batch` already.
 
@@ -143,8 +105,21 @@ def divides_by_tokens(trainer: Trainer) -> bool:
     Returns:
         Whether it is, as far as signatures say.
     """
+    if _counts_itself(trainer):
+        return True
     takes = "num_items_in_batch" in inspect.signature(trainer.compute_loss).parameters
     return takes and bool(trainer.model_accepts_loss_kwargs) and not _leaves_unread(trainer)
+
+
+def _counts_itself(trainer: Any) -> bool:
+    """Whether TRL's `SFTTrainer` divides by `num_items_in_batch`, whatever the model does: since 1.15.
+
+    Before, it takes the loss of transformers' trainer.
+    """
+    sft = next((one for one in type(trainer).__mro__ if one.__module__ == _SFT), None)
+    if sft is None or trainer.compute_loss_func is not None:
+        return False
+    return "outputs.log_probs" in inspect.getsource(sft.compute_loss)
 
 
 def _class_of(model: nn.Module) -> Any:
@@ -158,15 +133,35 @@ def _leaves_unread(trainer: Any) -> bool:
 
     transformers asks the signature alone, and Granite Speech's has `**kwargs`.
     """
-    kind = _class_of(trainer.model)
+    source = _forward_of(trainer.model)
+    # Of a model of other code the first microbatch shows it.
+    return source is not None and "CrossEntropyLoss" in source and "loss_function" not in source
+
+
+def _forward_of(model: nn.Module) -> str | None:
+    """The source of the forward of a model of transformers; None: there is none."""
+    kind = _class_of(model)
     if not kind.__module__.startswith("transformers."):
-        # `_look_once` sees what such a model does.
-        return False
+        return None
     try:
-        source = inspect.getsource(inspect.unwrap(kind.forward))
+        return inspect.getsource(inspect.unwrap(kind.forward))
     except (OSError, TypeError):
-        return False
-    return "CrossEntropyLoss" in source and "loss_function" not in source
+        return None
+
+
+def _hands_on(model: nn.Module) -> bool:
+    """Whether a model of transformers gives `num_items_in_batch` to the cross entropy of next tokens.
+
+    Its other losses (of classifiers, of transducers) need not read it.
+    """
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    source = _forward_of(model)
+    return (
+        source is not None
+        and "loss_function" in source
+        and getattr(unwrapped(model), "loss_function", None) is ForCausalLMLoss
+    )
 
 
 def check_loss(trainer: Any) -> None:
@@ -180,24 +175,23 @@ def check_loss(trainer: Any) -> None:
     """
     kind = type(trainer)
     of_trl = [one for one in kind.__mro__ if one.__module__.startswith("trl.")]
-    module = _module_of_pairs(kind)
+    module = module_of_pairs(kind)
     wrong = None
     if module is not None:
         asked = getattr(trainer.args, "loss_type", None) or []
-        unfit = [name for name in ([asked] if isinstance(asked, str) else asked) if name in _OF_BATCHES]
+        unfit = [name for name in ([asked] if isinstance(asked, str) else asked) if name in OF_BATCHES]
         if unfit:
-            wrong = f"its `loss_type` is `{unfit[0]}`, and {_OF_BATCHES[unfit[0]]}: take another"
+            wrong = f"its `loss_type` is `{unfit[0]}`, and {OF_BATCHES[unfit[0]]}: take another"
         elif "sft" in asked and getattr(trainer.args, "use_weighting", False):
             wrong = "its `loss_type` has `sft`, whose mean `use_weighting` multiplies: leave one of them out"
-        elif getattr(getattr(kind, _OF_PAIRS[module], None), "__module__", None) != module:
+        elif getattr(getattr(kind, OF_PAIRS[module], None), "__module__", None) != module:
             wrong = "its loss is not TRL's own (tried: 1.9, 1.14, 1.16), and may be a mean over anything"
     elif of_trl and not any(one.__module__ in _OF_TOKENS for one in of_trl):
         wrong = (
             "of TRL's trainers `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `GRPOTrainer`, `RLOOTrainer`, "
             "`ORPOTrainer` and `CPOTrainer` can be balanced"
         )
-    if wrong is None:
-        wrong = _wrong_of_parts(trainer)
+    wrong = wrong or _wrong_of_parts(trainer) or _wrong_of_stand_in(trainer)
     if wrong is not None:
         raise uneven_error(trainer, wrong)
 
@@ -219,6 +213,47 @@ def _wrong_of_parts(trainer: Any) -> str | None:
             "`num_items_in_batch`, and the one that stands in for it needs whole rows"
         )
     return None
+
+
+def _wrong_of_stand_in(trainer: Any) -> str | None:
+    """What is wrong where `mean_over_tokens` would take the place of the model's own loss."""
+    model = getattr(trainer, "model", None)
+    if model is None or not _needs_stand_in(trainer):
+        return None
+    model, name = unwrapped(model), f"`{_class_of(model).__name__}`"
+    config = getattr(model, "config", None)
+    labels = inspect.signature(model.forward).parameters.get("labels")
+    # A `compute_loss` of one's own need not ask the one that stands in: the first microbatch shows it.
+    is_asked = _is_theirs(trainer)
+    if is_asked and getattr(config, "is_encoder_decoder", False):
+        return (
+            f"the loss of {name}, an encoder-decoder, takes no `num_items_in_batch`. Give the trainer a "
+            "`compute_loss_func(outputs, labels, num_items_in_batch)` that sums the cross entropy of labels "
+            "where they stand and divides it, and have the collation give `decoder_input_ids` "
+            "(`DataCollatorForSeq2Seq(tokenizer, model=model)`)"
+        )
+    if has_router_loss(config):
+        return (
+            f"`output_router_logits` is True, and the loss of {name} takes no `num_items_in_batch`: the one "
+            "that stands in for it has no router's loss. Set `output_router_logits` to False in the model's "
+            "configuration, or take TRL's `SFTTrainer`"
+        )
+    if is_asked and labels is not None and labels.default is labels.empty:
+        return (
+            f"the loss of {name} takes no `num_items_in_batch`, and its `forward` demands `labels`: give "
+            "`labels` a default of None there, with which it gives `logits` alone"
+        )
+    return None
+
+
+def _is_theirs(trainer: Any) -> bool:
+    """Whether `compute_loss` is that of transformers or of TRL's `SFTTrainer`."""
+    return type(trainer).compute_loss.__module__.startswith(_OF_TOKENS)
+
+
+def _needs_stand_in(trainer: Any) -> bool:
+    """Whether `keep_the_mean` puts `mean_over_tokens` in the place of the model's own loss."""
+    return not (is_of_pairs(trainer) or trainer.compute_loss_func is not None or divides_by_tokens(trainer))
 
 
 def uneven_error(trainer: Any, wrong: str) -> ValueError:
@@ -247,207 +282,44 @@ def keep_the_mean(trainer: Any) -> None:
     if getattr(trainer, "_keeps_the_mean", False):
         return
     trainer._keeps_the_mean = True
+    _divide_once(trainer)
     if is_of_pairs(trainer):
-        _weigh_pairs(trainer)
+        weigh_pairs(trainer)
         return
-    is_known = type(trainer).compute_loss.__module__.startswith(_OF_TOKENS)
-    if trainer.compute_loss_func is not None:
-        is_known = False
-    elif not divides_by_tokens(trainer):
+    is_known = _is_theirs(trainer)
+    stands_in = _needs_stand_in(trainer)
+    if stands_in:
         trainer.compute_loss_func = mean_over_tokens
+        if hasattr(trainer, "_loss_shifts_labels"):
+            # The first label of a row is predicted by none: transformers counts it unless it knows the loss.
+            trainer._loss_shifts_labels = True
+    elif trainer.compute_loss_func is not None:
+        is_known = False
+    elif _counts_itself(trainer):
+        # Else the trainer does not count the label tokens of the step for models that take no number of them.
+        trainer.model_accepts_loss_kwargs = True
     else:
-        # Code of a model's own directory may take `num_items_in_batch` and leave it unread.
-        is_known &= _class_of(trainer.model).__module__.startswith("transformers.")
-    if not is_known:
-        _look_once(trainer)
+        is_known &= _hands_on(trainer.model)
+    if trainer.args.label_smoothing_factor:
+        # transformers before 5.15 smooths a mean of the microbatch.
+        is_known = False
+    if stands_in or not is_known:
+        look_once(trainer, is_known=is_known, stands_in=stands_in)
 
 
-def warn_of_neighbours(trainer: Any) -> None:
-    """Says on rank 0 that a model's gradients depend on which samples share a microbatch, if they do.
+def _divide_once(trainer: Any) -> None:
+    """Has a sum over microbatches divided by nothing: each has its part of the step's mean already.
 
-    Args:
-        trainer: of transformers; of one that has no model yet nothing is said.
+    transformers 5.2.0 to 5.5.3 tells accelerate to divide gradients by the microbatches of a step.
     """
-    model = getattr(trainer, "model", None)
-    if model is None:
+    num_steps = trainer.accelerator.gradient_accumulation_steps
+    if num_steps == 1 or trainer.is_deepspeed_enabled:
         return
-    norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-    if norms:
-        fact = f"`{norms[0]}` is a BatchNorm, one of {len(norms)}, which takes means over a microbatch"
-        advice = "Keep these layers in evaluation mode"
-    elif getattr(getattr(unwrapped(model), "config", None), "model_type", None) == "hunyuan_vl":
-        fact = "`hunyuan_vl` numbers the images of all rows of a microbatch together in their positions"
-        advice = "Give `position_ids` that number those of each row"
-    else:
-        return
-    if trainer.args.process_index:
-        return
-    warnings.warn(
-        f"{fact}: the gradient of a sample depends on those beside it, with balanced batches and without. "
-        f"{advice} to have the gradient of single samples",
-        stacklevel=3,
-    )
-
-
-class _Pairs:
-    """The step's microbatches: pairs of each, and tokens of their chosen answers, of all ranks."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        module = _module_of_pairs(type(trainer))
-        self._tokens_of = _WITH_TOKENS[module][1] if module in _WITH_TOKENS else None
-        self._sizes = torch.zeros(0)
-        self._counts: list[list[int]] = []
-        self._next = 0
-
-    def begin(self, batches: list[Any]) -> None:
-        """A step of these microbatches on this rank."""
-        sizes = [_sizes(batch, self._tokens_of) for batch in batches]
-        mine = torch.stack(sizes)[None].to(self._trainer.accelerator.device)
-        is_alone = self._trainer.args.world_size == 1
-        self._sizes = mine if is_alone else self._trainer.accelerator.gather(mine)
-        self._counts = self._sizes[..., 0].long().T.tolist()
-        self._next = 0
-
-    def next_weights(self) -> torch.Tensor:
-        """Of the next microbatch's mean over pairs, and of its mean over tokens."""
-        rank, self._next = self._trainer.args.process_index, self._next + 1
-        # The trainer divides by its microbatches, and the gradient is averaged over ranks.
-        num_means = self._trainer.args.world_size * self._trainer.current_gradient_accumulation_steps
-        return self._sizes[rank, self._next - 1] * num_means / self._sizes.sum(dim=(0, 1))
-
-    def gather(self, theirs: Callable[[Any], Any], values: torch.Tensor) -> Any:
-        """See `gather_uneven`, for the pairs of a microbatch."""
-        counts = self._counts[self._next - 1]
-        return gather_uneven(theirs, counts, self._trainer.args.process_index, values)
-
-
-def gather_uneven(
-    theirs: Callable[[Any], Any], counts: list[int], rank: int, values: torch.Tensor
-) -> torch.Tensor:
-    """What `gather` of accelerate gives for numbers of each sample of a microbatch; it demands equal counts.
-
-    Args:
-        theirs: `gather` of accelerate.
-        counts: samples of each rank in that microbatch.
-        rank: this one.
-        values: one number a sample, or several behind each other (as rewards of both answers of a pair).
-            Others are gathered as they are.
-
-    Returns:
-        The numbers of all ranks.
-    """
-    own = counts[rank]
-    if not values.dim() or len(values) % own or len(set(counts)) == 1:
-        return theirs(values)
-    lengths = [count * (len(values) // own) for count in counts]
-    padded = values.new_zeros((max(lengths), *values.shape[1:]))
-    padded[: len(values)] = values
-    parts = theirs(padded).chunk(len(lengths))
-    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
-
-
-def _weigh_pairs(trainer: Any) -> None:
-    """Weighs the loss of each microbatch by its share of the step's pairs: their mean is the step's loss."""
-    loss_of_theirs, samples_of_theirs = trainer.compute_loss, trainer.get_batch_samples
-    gather_of_theirs = trainer.accelerator.gather
-    # The part of DPO's loss that is a mean over the tokens of chosen answers (`sft`, as in MPO).
-    shares = list(getattr(trainer, "loss_weights", None) or ())
-    of_tokens = [name == "sft" for name in getattr(trainer, "loss_types", ())]
-    pairs = _Pairs(trainer)
-    module = _module_of_pairs(type(trainer))
-    factor = _WITH_TOKENS[module][0](trainer) if module in _WITH_TOKENS else 0.0
-    over_tokens: list[torch.Tensor] = []
-    if factor:
-        forward_of_theirs = trainer.concatenated_forward
-
-        def concatenated_forward(*given: Any, **named: Any) -> Any:
-            found = forward_of_theirs(*given, **named)
-            over_tokens[:] = [found[4]]
-            return found
-
-        trainer.concatenated_forward = concatenated_forward
-
-    def get_batch_samples(*given: Any, **named: Any) -> Any:
-        found = samples_of_theirs(*given, **named)
-        if found[0]:
-            pairs.begin(found[0])
-        return found
-
-    def compute_loss(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
-        if not trainer.model.training:
-            return loss_of_theirs(model, inputs, *given, **named)
-        of_pair, of_token = pairs.next_weights()
-        if any(of_tokens):
-            trainer.loss_weights = [
-                share * of_token / of_pair if is_of_tokens else share
-                for share, is_of_tokens in zip(shares, of_tokens, strict=True)
-            ]
-        # TRL gathers numbers of each pair for its metrics.
-        trainer.accelerator.gather = partial(pairs.gather, gather_of_theirs)
-        try:
-            found = loss_of_theirs(model, inputs, *given, **named)
-        finally:
-            trainer.accelerator.gather = gather_of_theirs
-            if shares:
-                trainer.loss_weights = shares
-        loss, *others = found if isinstance(found, tuple) else (found,)
-        loss = loss * of_pair
-        if factor:
-            loss = loss + factor * (of_token - of_pair) * over_tokens.pop()
-        return (loss, *others) if isinstance(found, tuple) else loss
-
-    trainer.get_batch_samples, trainer.compute_loss = get_batch_samples, compute_loss
-
-
-def _sizes(batch: Any, tokens_of: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
-    """Pairs, and tokens of their chosen answers; without `tokens_of` the rejected stand below the chosen."""
-    if tokens_of is not None:
-        mask = tokens_of(batch)
-        num_pairs = len(mask)
-    else:
-        num_pairs = int(batch["input_ids"].shape[0]) // 2
-        mask = batch.get("completion_mask")
-    num_tokens = torch.zeros(()) if mask is None else mask[:num_pairs, 1:].sum().float()
-    return torch.stack([torch.tensor(float(num_pairs), device=num_tokens.device), num_tokens])
-
-
-def _look_once(trainer: Any) -> None:
-    """Compares, in the first microbatch, the loss over the step's label tokens and over twice as many."""
-    theirs = trainer.compute_loss
-
-    def compute_loss(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
-        if trainer.model.training:
-            trainer.compute_loss = theirs
-            _check_first(trainer, model, inputs, named.get("num_items_in_batch"))
-        return theirs(model, inputs, *given, **named)
-
-    trainer.compute_loss = compute_loss
-
-
-def _check_first(trainer: Any, model: Any, inputs: Any, num_tokens: Any) -> None:
-    name = type(trainer).__name__
-    if num_tokens is None:
-        message = (
-            f"the trainer is a `{name}` whose batches have no `labels` that it counts, so its loss is a mean "
-            "of each microbatch, and balanced ones have unequal numbers of samples. Have the collation "
-            "give `labels`"
+    trainer.accelerator.gradient_accumulation_steps = 1
+    if not trainer.args.process_index:
+        warnings.warn(
+            f"accelerate would divide gradients by `gradient_accumulation_steps` ({num_steps}) once more, as "
+            "transformers 5.2.0 to 5.5.3 has it do, and the loss of each microbatch is its part of the "
+            f"step's already. dflop prevents it: gradients are {num_steps} times as large as without dflop",
+            stacklevel=4,
         )
-        raise ValueError(message)
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    losses = []
-    for factor in (1, 2):
-        # The same dropout twice, and the numbers that follow stay what they were.
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            # `compute_loss` may take the labels out of what it is given.
-            loss = trainer.compute_loss(model, copy.copy(inputs), num_items_in_batch=factor * num_tokens)
-        losses.append(float(loss))
-    once, twice = losses
-    if once and abs(once - twice) <= _SAME * abs(once):
-        message = (
-            f"the loss of `{name}` is {once:.6g} whatever `num_items_in_batch` is: a mean of each "
-            "microbatch, and balanced ones have unequal numbers of label tokens. Divide the summed loss by "
-            "`num_items_in_batch`, the label tokens of the step on all ranks, or leave `compute_loss` and "
-            "`compute_loss_func` out"
-        )
-        raise ValueError(message)

@@ -26,6 +26,7 @@ from dflop.integrations.accelerate import keep_batches, meets_of
 from dflop.integrations.generations import balance_generations, is_generating, is_of_swift
 from dflop.integrations.loaded import balance_loaded
 from dflop.integrations.loader import check_length, check_names
+from dflop.integrations.neighbours import warn_of_neighbours
 from dflop.integrations.padded_rows import watched
 from dflop.integrations.row_costs import costs_of_rows
 from dflop.integrations.text_alone import (
@@ -39,7 +40,6 @@ from dflop.integrations.trainer_loss import (
     degree_of,
     divides_by_tokens,
     keep_the_mean,
-    warn_of_neighbours,
 )
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import argparse
 import os
 import runpy
 import sys
-import warnings
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.integrations.neighbours import warn_of_parts
 from dflop.integrations.read_rows import ReadRows
 from dflop.integrations.veomni_spread import Spread, shortest
 
@@ -34,12 +34,6 @@ _TRIED = "0.1.12"
 _CPU = torch.device("cpu")
 _IGNORED = -100
 """A label that is not learnt from."""
-
-_OF_MICROBATCH = {
-    "output_router_logits": "the router's loss",
-    "dsa_indexer_loss_coef": "the indexer's loss",
-}
-"""Fields of a model's configuration that add a loss of another kind."""
 
 _OURS = "_dflop"
 """Of the state of a rank's loader; VeOmni's own loader forgets names with such a beginning."""
@@ -86,15 +80,7 @@ def _check(trainer: Any) -> None:
             "its loss is a mean over the pairs of a microbatch"
         )
         raise ValueError(message)
-    config = trainer.model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for name, what in _OF_MICROBATCH.items():
-        if getattr(text, name, False):
-            warnings.warn(
-                f"`{name}` is {getattr(text, name)!r}: {what} is a mean over a microbatch. So the gradient "
-                "depends on how samples are divided, with dflop and without",
-                stacklevel=3,
-            )
+    warn_of_parts(trainer.model.config)
 
 
 def _say(trainer: Any, state: Any) -> None:
