@@ -168,7 +168,8 @@ impl ChatTemplate {
         let behind_tag = |tag: &&str| Some(content.rfind(*tag)? + tag.len());
         let said = &content[THINK.iter().filter_map(behind_tag).max().unwrap_or(0)..];
         let has_content = !strip_as_python(said, None, true, true).is_empty();
-        let (first, last) = (spans.first()?, spans.last()?);
+        // A template that writes turns in another order.
+        let (first, last) = (spans.first().filter(|first| first.start >= floor)?, spans.last()?);
         let Frame { header, end } = self.frame();
         // Spaces before the end of the turn belong to the answer, or the end would not follow it.
         let with_spaces_behind = |words: Range<usize>| {
