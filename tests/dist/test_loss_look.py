@@ -70,3 +70,36 @@ def test_ranks_look_together(smoothing, tmp_path, quiet):
         return
     assert len(found[0][0]) == len(found[1][0]) == 2 * len(steps) + 1
     check([one[1:] for one in found], (losses, parameters))
+
+
+def test_a_rank_whose_labels_the_model_never_sees_does_not_wait(tmp_path, quiet):
+    """A guard against NaN takes them out where none is learnt."""
+    from transformers import Trainer
+
+    from dflop.integrations.transformers import balance
+
+    class Guarded(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            labels = inputs["labels"][:, 1:]
+            if (labels == -100).all():
+                inputs.pop("labels")
+                return model(**inputs)["logits"].sum() * 0
+            logits = model(**inputs)["logits"][:, :-1].flatten(0, 1)
+            loss = F.cross_entropy(logits, labels.flatten(), reduction="sum") / num_items_in_batch
+            return loss * self.accelerator.num_processes
+
+    samples, port = without_labels(tiny_text.Samples()), free_port()
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * 2, 1, seed=3)
+
+    def run(rank):
+        as_launched(rank, port)
+        model = Own(0.0)
+        given = trainer_arguments(tmp_path / f"out{rank}", num_train_epochs=1)
+        trainer = Guarded(model, given, tiny_text.collate, samples)
+        balance(trainer, samples.costs)
+        trainer.train()
+        found = {name.removeprefix("inner."): value for name, value in model.named_parameters()}
+        return losses_of(trainer), tiny_text.difference(found, parameters)
+
+    losses, parameters = tiny_text.reference(samples, steps)
+    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")), (losses, parameters))

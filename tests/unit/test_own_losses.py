@@ -370,3 +370,74 @@ def test_gradients_are_divided_once(tmp_path):
     with pytest.warns(UserWarning, match=r"would divide gradients by `gradient_accumulation_steps` \(2\)"):
         balance(trainer, trainer.train_dataset.costs)
     check_equal(of(trainer), expected)
+
+
+class Silent(Own):
+    """It takes labels, and says no loss."""
+
+    def forward(self, input_ids, attention_mask, labels=None):
+        return {"logits": self.inner(input_ids=input_ids, attention_mask=attention_mask).logits}
+
+
+def number(labels, of_step):
+    """Without the line transformers counts none for such models: a batch is the step."""
+    return labels.ne(-100).sum() if of_step is None else of_step
+
+
+class Sums(Trainer):
+    """The labels go to the model, and the loss is the trainer's own: the model's is not asked."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        labels = inputs["labels"][:, 1:].flatten()
+        loss = F.cross_entropy(outputs["logits"][:, :-1].flatten(0, 1), labels, reduction="sum")
+        return loss / number(labels, num_items_in_batch)
+
+
+class Weighs(Trainer):
+    """The model's own mean, weighed in its place."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        labels = inputs["labels"][:, 1:]
+        outputs["loss"] *= labels.ne(-100).sum() / number(labels, num_items_in_batch)
+        return outputs["loss"]
+
+
+class SumsFromTheFirst(Trainer):
+    """Labels stand where they are predicted, the first too."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels").flatten()
+        logits = model(**inputs)["logits"].flatten(0, 1)
+        return F.cross_entropy(logits, labels, reduction="sum") / number(labels, num_items_in_batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "samples"),
+    [
+        (Sums, Own, tiny_text.Samples(12)),
+        (Sums, Smoothing, tiny_text.Samples(12)),
+        (Sums, Silent, tiny_text.Samples(12)),
+        (Weighs, Own, tiny_text.Samples(12)),
+        (SumsFromTheFirst, Own, SAMPLES),
+    ],
+)
+def test_a_trainer_that_computes_the_loss_itself_is_taken(kind, model, samples, tmp_path):
+    """Whatever the model's own loss is, nobody stands in for it."""
+    torch.manual_seed(0)
+    first = model()
+    other = model()
+    other.load_state_dict(first.state_dict())
+    expected = whole(tmp_path / "whole", other, samples, kind=kind)
+    check_equal(balanced(tmp_path / "balanced", first, samples, kind=kind), expected)
+
+
+def test_packed_weights_are_not_copied_for_the_look(tmp_path):
+    """Quantised models keep weights in buffers of whole numbers."""
+    model = Own()
+    model.register_buffer("packed", torch.zeros(8, dtype=torch.int32))
+    copied = []
+    model.packed.clone = lambda: copied.append(True)
+    balanced(tmp_path, model)
+    assert not copied

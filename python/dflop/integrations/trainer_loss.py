@@ -107,7 +107,8 @@ def divides_by_tokens(trainer: Trainer) -> bool:
     """
     if _counts_itself(trainer):
         return True
-    takes = "num_items_in_batch" in inspect.signature(trainer.compute_loss).parameters
+    given = inspect.signature(trainer.compute_loss).parameters
+    takes = "num_items_in_batch" in given or any(one.kind is one.VAR_KEYWORD for one in given.values())
     return takes and bool(trainer.model_accepts_loss_kwargs) and not _leaves_unread(trainer)
 
 
@@ -290,7 +291,8 @@ def keep_the_mean(trainer: Any) -> None:
     stands_in = _needs_stand_in(trainer)
     if stands_in:
         trainer.compute_loss_func = mean_over_tokens
-        if hasattr(trainer, "_loss_shifts_labels"):
+        # A `compute_loss` of one's own need not ask the stand-in, and may learn first labels.
+        if is_known and hasattr(trainer, "_loss_shifts_labels"):
             # The first label of a row is predicted by none: transformers counts it unless it knows the loss.
             trainer._loss_shifts_labels = True
     elif trainer.compute_loss_func is not None:
