@@ -164,10 +164,19 @@ def end_with_torchrun() -> None:
         _end_with(os.getppid())
 
 
-def _end_with(parent: int) -> None:
+def killed_with(parent: int) -> None:
+    """Has the system kill this process when its parent ends, which is what others then are told by.
+
+    Args:
+        parent: its process id, as this process knew it before it asked.
+    """
+    _end_with(parent, signal.SIGKILL)
+
+
+def _end_with(parent: int, by: signal.Signals = signal.SIGINT) -> None:
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
     # It may have gone before it was asked for.
     if os.getppid() != parent:
-        os._exit(128 + signal.SIGINT)
+        os._exit(128 + by)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from demo_run import ENVIRONMENT, write_demo
 
+from dflop.runtime import forks, resume, worker
 from dflop.runtime.forks import may_fork
 
 pytestmark = pytest.mark.skipif(
@@ -73,3 +76,47 @@ def test_ranks_with_gpus_are_started_anew():
     # Ranks of a rehearsal compute nothing.
     assert may_fork({"config": {"cluster": {"device": "cuda"}}, "rehearsal": {}})
     assert not may_fork({})
+
+
+@pytest.fixture
+def nursery(monkeypatch):
+    """The agent's end of a real one, whose ranks end at once with status 3."""
+    monkeypatch.setattr(worker, "run", lambda _: 3)
+    monkeypatch.setattr(resume, "request_of", lambda _: {})
+    ours, theirs = socket.socketpair()
+    agent = os.getpid()
+    process = os.fork()
+    if process == 0:
+        ours.close()
+        forks._be_nursery(agent, theirs, "json")
+    theirs.close()
+    yield forks._Nursery(ours)
+    ours.close()
+    os.waitpid(process, 0)
+
+
+def test_a_signal_in_the_midst_of_a_question_loses_no_status(nursery, monkeypatch):
+    """The handler of torchrun raises where the answer is awaited, and torchrun then asks again."""
+
+    class SignalError(Exception):
+        pass
+
+    rank = forks.ForkedRank(nursery, ["request.json"], dict(os.environ))
+    deadline = time.monotonic() + GUARD_S
+    while Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+    theirs = select.select
+
+    def interrupted(*given):
+        assert theirs(*given[:3], GUARD_S)[0], "the answer is there"
+        raise SignalError
+
+    for _ in range(2):
+        monkeypatch.setattr(select, "select", interrupted)
+        with pytest.raises(SignalError):
+            rank.poll()
+    monkeypatch.setattr(select, "select", theirs)
+    other = forks.ForkedRank(nursery, ["request.json"], dict(os.environ))
+    assert other.pid != rank.pid
+    assert rank.poll() == 3
+    assert other.wait(GUARD_S) == 3

@@ -285,7 +285,7 @@ def test_as_many_processes_as_the_plan_has_ranks(demo, tmp_path):
         assert "Traceback" not in rank.stderr
 
 
-def run_agent(command, environment, what):
+def run_agent(command, environment, what, handles=()):
     """As `run_child` runs `python -m dflop.runtime.agent ...`, in a fork: torch is imported here already."""
     child = os.fork()
     if child == 0:

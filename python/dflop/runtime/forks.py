@@ -19,6 +19,7 @@ import importlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _POLL_S = 0.02
+_WAIT_S = 0.1
+"""So long this process waits for an answer before it looks whether a signal came."""
 
 
 def may_fork(request: Mapping[str, Any]) -> bool:
@@ -59,9 +62,10 @@ def fork_ranks(request: Mapping[str, Any]) -> None:
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
+    agent = os.getpid()
     if os.fork() == 0:
         ours.close()
-        _be_nursery(theirs, f"dflop.runtime.{'rehearse' if 'rehearsal' in request else 'rank'}")
+        _be_nursery(agent, theirs, f"dflop.runtime.{'rehearse' if 'rehearsal' in request else 'rank'}")
     theirs.close()
     nursery = _Nursery(ours)
 
@@ -73,21 +77,43 @@ def fork_ranks(request: Mapping[str, Any]) -> None:
 
 
 class _Nursery:
-    """The agent's end: a question is a line of JSON, and so is its answer."""
+    """The agent's end: a question is a line of JSON, and so is its answer, which has the question's number.
+
+    torchrun raises in the midst of a question where a signal comes. The next one passes over the answer to
+    that.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
-        self._lines = connection.makefile("rw")
+        self._connection = connection
+        self._number = 0
+        self._read = b""
 
     def ask(self, **question: Any) -> Any:
-        answer = ""
+        self._number += 1
+        number = self._number
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._lines.write(json.dumps(question) + "\n")
-            self._lines.flush()
-            answer = self._lines.readline()
-        if not answer:
-            message = "the process that starts the ranks was killed"
-            raise ChildProcessError(message)
-        return json.loads(answer)
+            self._connection.sendall(json.dumps({"number": number, **question}).encode() + b"\n")
+            while line := self._line():
+                # The rest of one that was cut by a signal is no JSON.
+                with contextlib.suppress(ValueError, TypeError):
+                    of_question, answer = json.loads(line)
+                    if of_question == number:
+                        return answer
+        message = "the process that starts the ranks was killed"
+        raise ChildProcessError(message)
+
+    def _line(self) -> bytes:
+        """The next answer; empty where there is none any more."""
+        while b"\n" not in self._read:
+            # Another thread takes Ctrl-C for this one, which nothing interrupts.
+            if not select.select([self._connection], [], [], _WAIT_S)[0]:
+                continue
+            part = self._connection.recv(1 << 16)
+            if not part:
+                return b""
+            self._read += part
+        line, _, self._read = self._read.partition(b"\n")
+        return line
 
 
 class ForkedRank:
@@ -135,8 +161,9 @@ class ForkedRank:
         return status
 
 
-def _be_nursery(connection: socket.socket, module: str) -> NoReturn:
+def _be_nursery(agent: int, connection: socket.socket, module: str) -> NoReturn:
     """Imports a module, then does what the agent asks for until the agent is gone; its ranks end with it."""
+    from dflop.child import killed_with
     from dflop.runtime.worker import leave
 
     status = 1
@@ -146,21 +173,28 @@ def _be_nursery(connection: socket.socket, module: str) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         # A queue may send it to all processes. This one ends with the agent, which waits for the ranks.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # Also while it imports: it holds the lock of the run, and would start ranks that nobody waits for.
+        killed_with(agent)
         importlib.import_module(module)
         # What is imported outlives all ranks: a collection in one of them would look at each object again,
         # and copy the pages that ranks share.
         gc.collect()
         gc.freeze()
-        lines = connection.makefile("rw")
+        # One file for both ways would drop questions that it has read ahead when it writes an answer.
+        lines = connection.makefile("r")
+        # The system tells each status once, and the agent may ask again.
+        statuses: dict[int, int] = {}
         while line := lines.readline():
             question = json.loads(line)
             if "start" in question:
                 answer = _fork(connection, Path(question["start"]), question["environment"])
             else:
-                ended, ending = os.waitpid(question["ended"], os.WNOHANG)
-                answer = os.waitstatus_to_exitcode(ending) if ended else None
-            lines.write(json.dumps(answer) + "\n")
-            lines.flush()
+                rank = question["ended"]
+                ended, ending = (0, 0) if rank in statuses else os.waitpid(rank, os.WNOHANG)
+                if ended:
+                    statuses[rank] = os.waitstatus_to_exitcode(ending)
+                answer = statuses.get(rank)
+            connection.sendall(json.dumps([question["number"], answer]).encode() + b"\n")
         status = 0
     except BaseException:  # noqa: BLE001 - this process ends here, whatever it was.
         traceback.print_exc()
@@ -178,14 +212,15 @@ def _fork(connection: socket.socket, request: Path, environment: Mapping[str, st
     process = os.fork()
     if process:
         return process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     status = 1
     try:
-        connection.close()
+        # `close` would leave it open for the nursery's reader: the agent would not see the nursery end.
+        os.close(connection.detach())
         # torchrun ends a rank by its process group.
         os.setsid()
         os.environ.clear()
         os.environ.update(environment)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The agent has left out torchrun's tables.
         logging.disable(logging.NOTSET)
         end_with_parent()
