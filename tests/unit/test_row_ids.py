@@ -94,7 +94,7 @@ def test_others_name_the_ways_out(model):
     ("options", "said"),
     [
         ({"sampler": None}, "`sampler` is given, leave it out: dflop chooses the samples"),
-        ({"num_wokers": 2}, "`num_wokers` is no option that is known: did you mean `num_workers`?"),
+        ({"num_worker": 2}, "`num_worker` is no option that is known: did you mean `num_workers`?"),
         ({"is_paded": True}, "did you mean `is_padded`?"),
         ({"zzz": 1}, "there are collate_fn, drop_last, generator"),
     ],
