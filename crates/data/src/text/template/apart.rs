@@ -192,7 +192,9 @@ impl Worker {
         let command = COMMAND.get().ok_or_else(|| io::Error::other("no command is named"))?;
         // No core dumps: a template that ends its process is no news to who debugs this one. Systems without a limit on
         // memory go without.
-        let limited = format!("ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$@\"");
+        // It ends with its input: a queue that signals all processes of a job must not make a sample bad.
+        let limited =
+            format!("trap '' HUP INT TERM USR1 USR2; ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$@\"");
         let mut child = Command::new("sh")
             .args(["-c", &limited, "sh"])
             .args(command)
