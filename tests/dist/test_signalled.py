@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from demo_run import ENVIRONMENT, lines, write_demo
 from ranks import free_port
+from test_forks import is_alive
 
 from dflop.runtime.directory import alone_in
 from dflop.runtime.resume import checkpoints
@@ -47,12 +48,6 @@ def below(process):
             for child in map(int, children.read_text().split()):
                 found += [child, *below(child)]
     return found
-
-
-def is_alive(process):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    return False
 
 
 class Started:

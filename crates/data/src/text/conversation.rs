@@ -23,7 +23,8 @@
 //! `observation`, `tool_response` or `ipython`, which may show media. A turn of `function_call` or `tool_call` is JSON: its calls
 //! belong to the answer before it. All of these may be JSON in a text.
 //!
-//! *Other fields* of a turn, such as `reasoning_content`, are given to the chat template. A notice names those that it does not read.
+//! *Other fields* of a turn, such as `reasoning_content`, are given to the chat template. A notice names the fields that the template
+//! does not read.
 //!
 //! *Content* is text, or a list of parts: `{"type": "text", "text"}` and media of the types `image`, `image_url`,
 //! `input_image`, `video`, `video_url`, `audio`, `audio_url` and `input_audio`. A part without `type` is what its one field

@@ -1,4 +1,4 @@
-//! Tools: those that a conversation may call, its calls, and who says what they gave.
+//! Tools: which ones a conversation may call, the calls in it, and the turns with their results.
 //!
 //! A call becomes what chat templates read, `{"type": "function", "function": {"name", "arguments"}}`. Arguments that are
 //! JSON in a text become the object, as servers read them before they render a template: a template writes them as JSON,
@@ -164,7 +164,7 @@ fn list(place: &str, value: &Value) -> Result<Vec<Value>, String> {
     }
 }
 
-/// What a text holds where it is JSON, as it is where it is none.
+/// The value that a text says, where the text is JSON; any other value as it is.
 fn parsed(value: Value) -> Value {
     match &value {
         Value::String(text) => serde_json::from_str(text).unwrap_or(value),

@@ -33,7 +33,7 @@ const ROLES: [&str; 2] = ["from", "role"];
 const CONTENTS: [&str; 2] = ["value", "content"];
 /// Fields of a turn that say whether it carries loss, as trainers name them.
 pub(super) const LOSSES: [&str; 4] = ["loss", "train", "training", "weight"];
-/// Fields of a turn that hold what was thought. The first of those that are there counts; templates read the first two.
+/// Fields of a turn that hold its thoughts. Where a turn has several, the first of this list counts. Templates read the first two.
 pub(crate) const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The turns of the record, media not yet named.

@@ -97,6 +97,9 @@ impl ChatTemplate {
 
     /// The answers that are text alone, by marks around them; `None` where these change what is written.
     fn plain(&self, written: &Written<'_>, plain: &[usize]) -> Result<Option<Vec<Range<usize>>>, String> {
+        if plain.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
         let whole = |text: &str| around(text, None);
         let trimmed = |text: &str| around(strip_as_python(text, None, true, true), None);
         let words = |text: &str| around_words(text, None);
