@@ -28,6 +28,7 @@ from dflop.models.families.mistral3 import embed as embed_patches
 from dflop.models.families.paddleocr_vl import embed as embed_pages
 from dflop.models.families.paddleocr_vl import lay_out_pages
 from dflop.models.families.paddleocr_vl import project as project_pages
+from dflop.models.layer_kinds import keep_none_for_others
 from dflop.models.naflex import embed as embed_tiles
 from dflop.models.naflex import project as project_tiles
 from dflop.models.patch_layout import Geometry, lay_out
@@ -291,6 +292,7 @@ def llm_layer(name, tokens=14, copies=2, is_other=False):
     kinds = (has_linear_attention, has_windows, has_short_convolution)
     has_others = any(has(name) for has in kinds) or "glm4v_moe" in name
     layer = backbone.layers[-1 if has_others and not is_other else 0]
+    keep_none_for_others([layer])
     hidden = torch.randn(copies, tokens, 48)
     positions = torch.arange(tokens).expand(copies, -1)
     if is_native(name):

@@ -96,10 +96,7 @@ def masks_of_pictures(name, model, mask_t):
     modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     device = {"device": CPU} if name.startswith("gemma4") else {}
     return modeling.create_masks_for_vision_model(
-        config=model.config.text_config,
-        inputs_embeds=torch.zeros(1, len(mask_t), 48),
-        attention_mask=None,
-        past_key_values=None,
-        position_ids=None,
+        # By place: the name of the cache is another from transformers 5.24 on.
+        *(model.config.text_config, torch.zeros(1, len(mask_t), 48), None, None, None),
         block_sequence_ids=modeling.get_block_sequence_ids_for_mask(mask_t[None].long(), **device),
     )

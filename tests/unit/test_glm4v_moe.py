@@ -103,9 +103,12 @@ def test_biases_are_exported_as_they_were(tmp_path):
     ours, theirs = (load_file(tmp_path / folder / "model.safetensors") for folder in ("out", "theirs"))
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
-        assert value.dtype == theirs[name].dtype == (FLOAT if name in BIASES else torch.bfloat16), name
+        # From transformers 5.24 on the matrix of the router stays in float32, too.
+        assert value.dtype == theirs[name].dtype, name
+        assert value.dtype == torch.bfloat16 or ".gate." in name, name
         assert torch.equal(value, theirs[name]), name
     for name in BIASES:
+        assert ours[name].dtype == FLOAT
         assert torch.equal(ours[name], tensors[name])
 
 

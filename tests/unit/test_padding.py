@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import warnings
 import weakref
@@ -218,6 +219,21 @@ def test_a_sample_never_sees_another(text_model):
     found = text_model(**batch).logits[1, :4]
     torch.testing.assert_close(text_model(**other).logits[1, :4], found, rtol=0, atol=0)
     torch.testing.assert_close(text_model(**alone).logits[0], found)
+
+
+def test_a_model_generates_in_training_mode_as_without_the_line(text_model):
+    """Keys and values of earlier tokens are no padding: such calls are computed as they are."""
+    batch = text_batch([9, 4])
+    asked = {name: batch[name].flip(1) for name in ("input_ids", "attention_mask")}
+    generate = functools.partial(
+        text_model.generate, **asked, max_new_tokens=4, do_sample=False, pad_token_id=0
+    )
+    expected = generate()
+    handle = remove_padding(text_model)
+    with pytest.warns(UserWarning, match="keys and values of earlier tokens are given"):
+        found = generate()
+    assert torch.equal(found, expected)
+    assert handle.num_tokens == 0
 
 
 def test_two_models_of_a_process_keep_their_own(text_model):

@@ -35,6 +35,7 @@ from dflop.models.families.minicpmv4_6 import run_layer as run_slices
 from dflop.models.families.mistral3 import bounds_of
 from dflop.models.families.paddleocr_vl import bounds_of as bounds_of_pages
 from dflop.models.families.paddleocr_vl import lay_out_pages
+from dflop.models.layer_kinds import keep_none_for_others
 from dflop.models.naflex import bounds_of as bounds_of_tiles
 from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.models.patch_layout import lay_out
@@ -211,6 +212,7 @@ def test_packed_backbone_is_hugging_faces_sample_by_sample(tmp_path, name):
         logits_TV = 3.0 * torch.tanh(logits_TV / 3.0)
     wanted = cross_entropy(logits_TV, targets_T, reduction="sum")
 
+    keep_none_for_others(inner.layers)
     layers, head = taken(pieces["llm_layer"], model), taken(pieces["llm_head"], model)
     hidden_TD = taken(pieces["llm_embedding"], model)(
         features_ED, ids_T, mask_T, mask_T.nonzero().squeeze(1), positions

@@ -40,11 +40,8 @@ def hugging_face(places_t, window):
     )  # fmt: skip
     config._attn_implementation = "eager"
     masks = create_masks_for_vision_model(
-        config=config,
-        inputs_embeds=torch.zeros(1, count, 8),
-        attention_mask=None,
-        past_key_values=None,
-        position_ids=None,
+        # By place: the name of the cache is another from transformers 5.24 on.
+        *(config, torch.zeros(1, count, 8), None, None, None),
         block_sequence_ids=get_block_sequence_ids_for_mask(places_t[None].long()),
     )
     return masks["full_attention" if window is None else "sliding_attention"][0, 0] == 0
@@ -104,11 +101,8 @@ def gemma4_sees(places_t, window):
     )  # fmt: skip
     config._attn_implementation = "eager"
     masks = gemma4.create_masks_for_vision_model(
-        config=config,
-        inputs_embeds=torch.zeros(1, count, 8),
-        attention_mask=None,
-        past_key_values=None,
-        position_ids=None,
+        # By place: the name of the cache is another from transformers 5.24 on.
+        *(config, torch.zeros(1, count, 8), None, None, None),
         block_sequence_ids=gemma4.get_block_sequence_ids_for_mask(places_t[None].long(), torch.device("cpu")),
     )
     return masks["full_attention" if window is None else "sliding_attention"][0, 0] == 0

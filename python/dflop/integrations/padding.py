@@ -51,8 +51,8 @@ _OF_EACH_LAYER = (
     "return_shared_kv_states",
 )
 """Results with an entry a token or layer, which the model's own code reads in the padded shape."""
-_EARLIER = ("past_key_values", "shared_kv_states")
-"""Arguments with keys and values that the call does not make."""
+_EARLIER = ("cache", "past_key_values", "shared_kv_states")
+"""Arguments with keys and values that the call does not make; transformers from 5.24 on says `cache`."""
 
 
 class Unpadded:

@@ -19,7 +19,7 @@ from dflop.models.rules import trained_part
 from dflop.models.weight_files import INDEX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from torch import nn
@@ -56,7 +56,8 @@ def write_model(
         parameters: by full name, on the CPU; of any dtype. Buffers that files of weights hold are among them.
         source: model directory with the files to copy.
         out: where to write; made if missing.
-        dtype: of the weights. Buffers keep theirs.
+        dtype: of the weights. Buffers keep theirs, and what transformers keeps in float32 (`gate.weight` of
+            GLM-4.5V from 5.24 on) is written so.
         shard_bytes_max: of one file; a larger tensor has a file of its own.
         chat_template: template that the model was trained with; none: that of the source.
 
@@ -72,8 +73,9 @@ def write_model(
     new.mkdir(parents=True)
     try:
         buffers = kept_buffers(whole)
+        wide = getattr(whole, "_keep_in_fp32_modules_strict", None) or ()
         tensors = {
-            name: (value if name in buffers else value.to(dtype)).contiguous()
+            name: (value if name in buffers else value.to(_dtype_of(name, dtype, wide))).contiguous()
             for name, value in parameters.items()
         }
         model: Any = whole
@@ -87,6 +89,11 @@ def write_model(
         _move(new, out)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _dtype_of(name: str, dtype: torch.dtype, wide: Iterable[str]) -> torch.dtype:
+    """What a parameter is written in, where those at these ends or parts of names stay in float32."""
+    return torch.float32 if any(f".{part}." in f".{name}." for part in wide) else dtype
 
 
 def _check(whole: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:

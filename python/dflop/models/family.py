@@ -17,11 +17,12 @@ from dflop.models.adapter import AttentionShape
 from dflop.models.backbone import LlmStage, backbone_rules, layer_plan
 from dflop.models.encoder import Encoder, EncoderRun, cut_to, numbered
 from dflop.models.expert_ranks import ALL_EXPERTS, deal_experts
-from dflop.models.layer_kinds import heads_of
+from dflop.models.layer_kinds import heads_of, keep_none_for_others
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
 from dflop.models.rules import check_rules, trained_part
 from dflop.models.tensor import WHOLE, cut_layer
+from dflop.models.towers import backbone_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -297,6 +298,7 @@ class FamilyAdapter(ABC):
             encoder_attention or self.encoder_attention
         )
         fill_buffers(whole)
+        keep_none_for_others(backbone_of(whole).layers)
         whole.tie_weights()
         # As after `from_pretrained`: Qwen2-Audio's class freezes its positions, and loading undoes that.
         whole.requires_grad_(True)

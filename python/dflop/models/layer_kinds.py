@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflop.models.rules import Rule, rope_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """Kinds of layers in `layer_types`."""
@@ -135,6 +138,20 @@ def window_rules(text: Any) -> list[Rule]:
         *(_rules_of_gemma4(text) if text.model_type in WITH_HEADS_OF_KINDS else _rules_of_gemma3(text)),
         *(rope_rule(text, kind) for kind in (SLIDING, FULL)),
     ]
+
+
+def keep_none_for_others(layers: Iterable[Any]) -> None:
+    """Has layers keep no keys and values for others to read, as no layer of a model that is trained reads them.
+
+    transformers from 5.24 on has the last layers of Gemma 4 keep them in the models, too, whose layers share none.
+
+    Args:
+        layers: of a backbone.
+    """
+    for layer in layers:
+        attention = getattr(layer, "self_attn", None)
+        if getattr(attention, "store_full_length_kv", False):
+            attention.store_full_length_kv = False
 
 
 def _rules_of_gemma3(text: Any) -> list[Rule]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.experts import WITH_DENSE_FIRST, has_experts
+from dflop.models.layer_kinds import keep_none_for_others
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
 from dflop.models.rules import check_rules, trained_part
@@ -149,6 +150,7 @@ class Source:
         for encoder in self.encoders_of(config):
             encoder._attn_implementation = self._encoder_attention
         backbone = backbone_of(whole)
+        keep_none_for_others(backbone.layers)
         backbone.rotary_emb = type(backbone.rotary_emb)(config=text)
         for module in backbone.layers.modules():
             for name, buffer in module.named_buffers(recurse=False):
