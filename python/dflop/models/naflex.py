@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from dflop.models.patch_layout import sent
@@ -42,8 +41,9 @@ def embed(embeddings: Any, patches_NC: torch.Tensor, segments: Sequence[Sides]) 
     table_SSV = table.reshape(side, side, -1)
 
     def scaled(sides: Sides) -> torch.Tensor:
-        # An array stays on the host, whatever device is the default one.
-        return embeddings.resize_positional_embeddings(table_SSV, np.array([sides]), sides[0] * sides[1])[0]
+        # On the host, whatever device is the default one: transformers before 5.24 asks for the numbers.
+        shapes = torch.tensor([sides], device="cpu")
+        return embeddings.resize_positional_embeddings(table_SSV, shapes, sides[0] * sides[1])[0]
 
     # Tiles have one size, so most segments share what is computed here.
     by_sides = {sides: scaled(sides) for sides in dict.fromkeys(segments)}
