@@ -4,8 +4,8 @@
     to itself--> hidden states, [1, N, D] --> hidden_BTD, zeros at padding
 
 Dataset, collation, positions and loss stay as they are: the model's own code makes the embeddings and reads
-the hidden states, of the shape that it knows. In evaluation, and with a cache, the model runs as without
-the line.
+the hidden states, of the shape that it knows. In evaluation, and where a cache is given or asked for, the
+model runs as without the line.
 
 Shape letters: B rows of a batch, T tokens of the longest of them, N real tokens of all, D width.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+from functools import partial
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet, ref
@@ -81,12 +82,22 @@ class Unpadded:
         self._place: tuple[torch.Tensor, int, int] | None = None
         self._has_attended = False
         self._told: set[str] = set()
+        # How far inside of the model the module stands that was called first, and what it was told of a cache.
+        self._outermost: int | None = None
+        self._cache: str | None = None
         self.num_tokens = 0
         self.num_padded_tokens = 0
         self._before: str = config._attn_implementation
         self._packed = self._register()
         config._attn_implementation = self._packed
-        self._hooks = [
+        self._hooks: list[Any] = []
+        for depth, module in enumerate(_around(model, self._decoder)):
+            begin = partial(self._begin, depth, _names_of(module))
+            self._hooks += [
+                module.register_forward_pre_hook(begin, with_kwargs=True),
+                module.register_forward_hook(partial(self._end, depth), always_call=True),
+            ]
+        self._hooks += [
             self._decoder.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._decoder.register_forward_hook(self._leave, always_call=True),
         ]
@@ -199,6 +210,20 @@ class Unpadded:
         finally:
             config._attn_implementation = self._packed
 
+    def _begin(
+        self, depth: int, names: list[str], _: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> None:
+        """What the caller says of a cache: the backbone may be given one by default, that nobody reads."""
+        if self._outermost is None or depth <= self._outermost:
+            given = {**dict(zip(names, args, strict=False)), **given}
+            self._outermost, self._cache = depth, _earlier(given)
+            if self._cache is None and given.get("use_cache"):
+                self._cache = "a cache is asked for (`use_cache=True`)"
+
+    def _end(self, depth: int, *_: Any) -> None:
+        if depth == self._outermost:
+            self._outermost = None
+
     def _look_ahead(self, owner: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """Before masks are made: none are where the call will be packed."""
         given = {**dict(zip(self._owner_names, args, strict=False)), **given}
@@ -234,6 +259,7 @@ class Unpadded:
         found["position_ids"] = _positions(given.get("position_ids"), rows, batch, width)
         found["attention_mask"] = None
         found["use_cache"] = False
+        found.update(dict.fromkeys(given.keys() & _EARLIER))
         if "logits_to_keep" in given:
             # Gemma 4 leaves out the first tokens of a row in its last layers. The whole model does it behind.
             found["logits_to_keep"] = 0
@@ -264,9 +290,8 @@ class Unpadded:
         mask = given.get("attention_mask")
         if not is_training or mask is None:
             return None
-        earlier = [name for name in _EARLIER if given.get(name) is not None]
-        if earlier:
-            return self._tell("cache", f"keys and values of earlier tokens are given (`{earlier[0]}`)")
+        if cache := self._cache or _earlier(given, is_made=True):
+            return self._tell("cache", cache)
         config = self._config
         asked = [name for name in _OF_EACH_LAYER if given.get(name, getattr(config, name, False))]
         if asked:
@@ -317,7 +342,8 @@ def remove_padding(model: nn.Module) -> Unpadded:
     Loss and gradients are those of the padded batch, to rounding, where no label is predicted from padding:
     with padding on the left, a row's first token has none. What is saved is what the padding took: with four
     samples of mixed lengths in a microbatch, a third of the work of the layers. Embedding, head and encoder
-    run as before. Call it before or after the model is wrapped in DDP or `fully_shard`, on every rank.
+    run as before. A cache is made where the call asks for it by `use_cache=True`, not where the configuration
+    alone has it. Call it before or after the model is wrapped in DDP or `fully_shard`, on every rank.
 
     Args:
         model: of transformers, with a causal LLM backbone whose attention is chosen by name (`get_decoder`);
@@ -336,6 +362,11 @@ def remove_padding(model: nn.Module) -> Unpadded:
 def _names_of(decoder: Any) -> list[str]:
     """Arguments of a backbone, in order."""
     return list(inspect.signature(type(decoder).forward).parameters)[1:]
+
+
+def _around(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
+    """The modules that hold the backbone, the outermost first; it is the last."""
+    return [one for one in model.modules() if any(inner is decoder for inner in one.modules())]
 
 
 def _maker_of_masks(model: nn.Module, decoder: nn.Module) -> nn.Module | None:
@@ -398,6 +429,16 @@ def _reason_against(decoder: Any, config: Any, *, makes_masks: bool) -> str | No
         return "its attention has soft caps (`attn_logit_softcapping`)"
     if any(name.endswith("sinks") for name, _ in decoder.named_parameters()):
         return "its attention has sinks"
+    return None
+
+
+def _earlier(given: dict[str, Any], *, is_made: bool = False) -> str | None:
+    """What is given with keys and values of earlier tokens; an empty cache is none where the model has made it."""
+    for name in _EARLIER:
+        if (value := given.get(name)) is None:
+            continue
+        if not (is_made and hasattr(value, "get_seq_length") and value.get_seq_length() == 0):
+            return f"keys and values of earlier tokens are given (`{name}`)"
     return None
 
 
