@@ -95,8 +95,8 @@ def profile(
     if changes_rows(dataset):
         message = (
             "the dataset changes its rows when they are read (`with_transform`), and they are measured as "
-            "they are stored: give the dataset without that (`with_format(None)`) if sizes stay what they are, or "
-            "costs of each row"
+            "they are stored: give the dataset without that (`with_format(None)`) if sizes stay what they "
+            "are, or costs of each row"
         )
         raise ValueError(message)
     data = folder / "data"
