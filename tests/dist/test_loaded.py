@@ -197,6 +197,36 @@ def test_a_run_resumes_inside_an_epoch(tmp_path, quiet):
     assert max(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks"))) <= TOLERANCE
 
 
+def test_a_stream_that_is_a_part_already_is_refused(tmp_path, quiet):
+    """It would be divided again; the whole stream is trained by two ranks, and a part by one."""
+    import datasets
+    from datasets.distributed import split_dataset_by_node
+    from transformers import Trainer
+
+    rows, port, alone = tiny_text.Samples(8).rows, free_port(), free_port()
+
+    def run(rank, port, num_ranks):
+        as_launched(rank, port, num_ranks)
+        whole = datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=2)
+        part = split_dataset_by_node(whole, rank=rank, world_size=2)
+        arguments = trainer_arguments(tmp_path, max_steps=1)
+        trainers = [
+            Trainer(tiny_text.make_model(), arguments, tiny_text.collate, one) for one in (whole, part)
+        ]
+        balance(trainers[0])
+        if num_ranks == 1:
+            balance(trainers[1]).train()
+            return True
+        with pytest.raises(
+            ValueError, match=r"is one of 2 parts \(`split_dataset_by_node`\).* Give it the whole stream"
+        ):
+            balance(trainers[1])
+        return True
+
+    assert all(results(run_ranks(NUM_RANKS, lambda rank: run(rank, port, 2), tmp_path / "two")))
+    assert all(results(run_ranks(1, lambda rank: run(rank, alone, 1), tmp_path / "one")))
+
+
 def test_what_cannot_be_balanced_when_it_is_loaded(tmp_path, quiet):
     """By name, before training or in its first step."""
     from transformers import Trainer

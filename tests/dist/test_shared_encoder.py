@@ -288,6 +288,48 @@ def test_what_no_feature_depends_on_has_no_gradient_under_ddp(is_view, tmp_path,
         assert changed
 
 
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+def test_layers_that_enter_autograd_again_are_refused_where_ddp_would_fail(name, tmp_path, quiet):
+    """By name and on all ranks, before anything is sent: where the encoder's layers train under DDP, and nowhere else."""
+    model = make_model(name, tmp_path)
+    step = steps_of(name, 2)[0]
+    trained = expected_gradients(model, step)
+    frozen = copy.deepcopy(model)
+    freeze(frozen, TOWERS)
+    references = {True: expected_gradients(frozen, step), False: trained}
+
+    def run(rank):
+        join(rank, 2, tmp_path)
+        mine = step[rank]
+        arguments = {k: v for k, v in mine.items() if k != "labels"}
+        tokens = num_label_tokens(mine["labels"])
+        errors = []
+        for is_frozen, enters_again, in_ddp in [
+            (True, True, True),
+            (False, False, True),
+            (False, True, False),
+            (False, True, True),
+        ]:
+            made = copy.deepcopy(frozen if is_frozen else model)
+            made.gradient_checkpointing_enable({"use_reentrant": enters_again})
+            made.enable_input_require_grads()
+            balance_encoder(made)
+            wrapped = DistributedDataParallel(made) if in_ddp else made
+            if in_ddp and enters_again and not is_frozen:
+                with pytest.raises(ValueError, match=r'layer `.*0` of the encoder .*"use_reentrant": False'):
+                    wrapped(**arguments)
+                continue
+            token_loss(wrapped(**arguments).logits, mine["labels"], tokens, 2).backward()
+            if in_ddp:
+                errors.append(error_of(made, references[is_frozen])[0])
+        distributed.destroy_process_group()
+        return errors
+
+    for errors in results(run_ranks(2, run, tmp_path / "ranks", timeout_s=280)):
+        assert len(errors) == 2
+        assert max(errors) <= TOLERANCE
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["llava_onevision", "qwen2_5_vl"])
 def test_compiled_layers_have_the_gradients_of_the_model_as_it_was(name, tmp_path, quiet):

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
-from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM
+from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+import dflop
 from dflop.integrations import balanced_loader, costs_of_rows, measure_cost
 from dflop.integrations.row_ids import batches_of_ids, held
+from dflop.integrations.script import balanced_trainers
+from dflop.integrations.transformers import balance
 
 LENGTHS = [3, 9, 1, 4]
 ROWS = [{"input_ids": list(range(1, n + 1))} for n in LENGTHS]
@@ -83,6 +86,42 @@ def test_rows_that_change_when_they_are_read_are_told(model):
     )
     with pytest.warns(UserWarning, match="`input_ids` is counted as it is stored"):
         costs_of_rows(rows, model)
+
+
+@pytest.mark.parametrize("name", ["chosen_ids", "length"])
+def test_columns_that_change_when_they_are_read_are_told(name, model):
+    """Of pairs and of stored lengths, too, whatever the function does with a column alone."""
+
+    def fail(batch):
+        raise KeyError(batch)
+
+    columns = {"length": [3, 4]} if name == "length" else {n: [[1], [2]] for n in (name, "rejected_ids")}
+    rows = datasets.Dataset.from_dict(columns).with_transform(fail)
+    with pytest.warns(UserWarning, match=f"`{name}` is counted as it is stored"):
+        costs_of_rows(rows, model)
+
+
+@pytest.mark.parametrize("way", ["in memory", "in files", "in turn"])
+def test_chats_that_change_when_they_are_read_are_refused(way, model, tmp_path):
+    """By the line, by a script that knows nothing of it, and by `dflop.costs`."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = datasets.Dataset.from_list([{"messages": turns}] * 4)
+    if way == "in files":
+        rows.save_to_disk(tmp_path / "rows")
+        rows = datasets.load_from_disk(tmp_path / "rows")
+    plain, rows = rows, rows.with_transform(lambda batch: batch)
+    with pytest.raises(
+        ValueError, match="changes its rows when they are read .* measured as they are stored"
+    ):
+        dflop.costs(rows, model_dir=tmp_path)
+    arguments = TrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to=[])
+    given = ConcatDataset([plain, rows]) if way == "in turn" else rows
+    trainer = Trainer(model, arguments, train_dataset=given)
+    refusal = r"`train_dataset` changes its rows when they are read .* give `costs`: .*when_loaded=True\)"
+    with pytest.raises(ValueError, match=refusal):
+        balance(trainer)
+    with balanced_trainers(), pytest.raises(ValueError, match=f"{refusal}.*`--when-loaded`"):
+        trainer.train()
 
 
 def test_others_name_the_ways_out(model):

@@ -39,6 +39,19 @@ def is_dataset(source: Any) -> bool:
     return hasattr(source, "save_to_disk") and hasattr(source, "column_names")
 
 
+def changes_rows(dataset: Any) -> bool:
+    """Whether a function changes the rows when they are read (`set_transform`, `with_transform`).
+
+    Args:
+        dataset: What `is_dataset` knows.
+
+    Returns:
+        Whether its rows are others than those that are stored, or may be.
+    """
+    parts = list(dataset.values()) if hasattr(dataset, "values") else [dataset]
+    return any(part.format["type"] == "custom" for part in parts)
+
+
 def profile(
     dataset: Any,
     model_dir: str | os.PathLike[str] | None,
@@ -65,7 +78,7 @@ def profile(
         each row of the dataset is (None: the same one).
 
     Raises:
-        ValueError: No directory, several splits, or no samples.
+        ValueError: No directory, several splits, no samples, or rows that change when they are read.
         ProfileError: What the verb refuses; the hint is a note.
     """
     if model_dir is None:
@@ -78,6 +91,13 @@ def profile(
         raise ValueError(message)
     if not any(map(len, splits.values())):
         message = "there are no samples"
+        raise ValueError(message)
+    if changes_rows(dataset):
+        message = (
+            "the dataset changes its rows when they are read (`with_transform`), and they are measured as "
+            "they are stored: give the dataset without that (`with_format(None)`) if sizes stay what they "
+            "are, or costs of each row"
+        )
         raise ValueError(message)
     data = folder / "data"
     config = _config(model_dir, data, media_root or Path.cwd(), columns or {}, ignore)

@@ -19,6 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dflop.integrations.encoder_families import find_families
 from dflop.integrations.shared_tower import Ranks, SharedTower
@@ -63,6 +67,8 @@ class BalancedEncoder:
         self.is_shared = is_shared
         # Trainers shard a model after this line.
         self._is_checked = False
+        # It may be under DDP and recompute its layers after this line, and be evaluated first.
+        self._is_checked_in_ddp = False
         is_alone = not distributed.is_available() or not distributed.is_initialized()
         self._ranks = Ranks(None if is_alone else distributed.group.WORLD if group is None else group)
         self.loads: tuple[list[float], list[float]] = ([], [])
@@ -168,6 +174,11 @@ class BalancedEncoder:
             for family in self._families:
                 family.check_shards()
             self._is_checked = True
+        in_ddp = DistributedDataParallel._get_active_ddp_module() is not None
+        if in_ddp and self._is_on and model.training and not self._is_checked_in_ddp:
+            for family in self._families:
+                _check_recomputation(getattr(family.model, family.tower))
+            self._is_checked_in_ddp = True
         self._next_call = 0
         self._token = None
         # FSDP puts its hook before those it finds. The calls of absent media must come before it gathers the
@@ -243,6 +254,29 @@ def _check_shards(model: nn.Module) -> None:
         raise ValueError(message)
 
 
+def _check_recomputation(tower: nn.Module) -> None:
+    """Refuses layers whose gradients DDP would be told of twice.
+
+    A checkpoint that enters autograd again hides from the backward which parameters it has. The line lets
+    each parameter have a gradient on all ranks, so such a one would have two of them: its own and a zero.
+    """
+    for name, layer in tower.named_modules():
+        if not (isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing):
+            continue
+        # Without the word PyTorch's function enters again.
+        recompute: Any = layer._gradient_checkpointing_func
+        is_torch = getattr(recompute, "func", recompute) is checkpoint
+        enters_again = getattr(recompute, "keywords", {}).get("use_reentrant", is_torch)
+        trains = any(p.requires_grad and not isinstance(p, DTensor) for p in layer.parameters())
+        if enters_again and trains:
+            message = (
+                f"`use_reentrant` of gradient checkpointing is True, and layer `{name}` of the encoder "
+                "trains under DDP: with the encoder shared it must be False "
+                '(`gradient_checkpointing_kwargs={"use_reentrant": False}`)'
+            )
+            raise ValueError(message)
+
+
 def balance_encoder(
     model: nn.Module,
     group: ProcessGroup | DeviceMesh | None = None,
@@ -275,7 +309,8 @@ def balance_encoder(
 
     Raises:
         ValueError: the model is of no such family, its encoder is shared out already, or the model is sharded
-            by FSDP of version 1 or DeepSpeed's ZeRO-3.
+            by FSDP of version 1 or DeepSpeed's ZeRO-3. In the first step: layers of the encoder train under
+            DDP, and are computed again with `use_reentrant=True`.
     """
     return BalancedEncoder(model, group, cost)
 

@@ -50,11 +50,12 @@ def balance_loaded(trainer: Any, is_padded: bool | None) -> None:
             force, or the collation pads nothing (`DataCollatorWithFlattening`, `padding_free`).
 
     Raises:
-        ValueError: its samples are pairs, or several ranks read the same.
+        ValueError: its samples are pairs, several ranks read the same, or a stream is divided already.
     """
     if is_of_pairs(trainer):
         raise uneven_error(trainer, "pairs are balanced before they are read: give a dataset with a length")
     check_degree(trainer)
+    _check_whole(trainer)
     if is_padded is None and pads_nothing(trainer):
         is_padded = False
     if isinstance(loaded := getattr(trainer.get_batch_samples, "__self__", None), _Loaded):
@@ -62,6 +63,17 @@ def balance_loaded(trainer: Any, is_padded: bool | None) -> None:
         return
     loaded = _Loaded(trainer, is_padded)
     trainer.get_train_dataloader, trainer.get_batch_samples = loaded.loader, loaded.step
+
+
+def _check_whole(trainer: Any) -> None:
+    """Refuses a stream that was divided among ranks, which the trainer's loader would divide again."""
+    parts = getattr(getattr(trainer.train_dataset, "_distributed", None), "world_size", 1)
+    if parts > 1 and trainer.args.world_size > 1:
+        message = (
+            f"`train_dataset` is one of {parts} parts (`split_dataset_by_node`), and the trainer divides it "
+            f"among {trainer.args.world_size} ranks: samples would be left out. Give it the whole stream"
+        )
+        raise ValueError(message)
 
 
 class _Reader:

@@ -4,8 +4,8 @@
     to itself--> hidden states, [1, N, D] --> hidden_BTD, zeros at padding
 
 Dataset, collation, positions and loss stay as they are: the model's own code makes the embeddings and reads
-the hidden states, of the shape that it knows. In evaluation, and with a cache, the model runs as without
-the line.
+the hidden states, of the shape that it knows. In evaluation, and where a cache is given or asked for, the
+model runs as without the line.
 
 Shape letters: B rows of a batch, T tokens of the longest of them, N real tokens of all, D width.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+from functools import partial
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet, ref
@@ -81,12 +82,20 @@ class Unpadded:
         self._place: tuple[torch.Tensor, int, int] | None = None
         self._has_attended = False
         self._told: set[str] = set()
+        # How far inside of the model the module stands that was called first; what it was told of a cache.
+        self._outermost: int | None = None
+        self._cache: str | None = None
         self.num_tokens = 0
         self.num_padded_tokens = 0
-        self._before: str = config._attn_implementation
-        self._packed = self._register()
-        config._attn_implementation = self._packed
-        self._hooks = [
+        self._take_attention()
+        self._hooks: list[Any] = []
+        for depth, module in enumerate(_around(model, self._decoder)):
+            begin = partial(self._begin, depth, _names_of(module))
+            self._hooks += [
+                module.register_forward_pre_hook(begin, with_kwargs=True),
+                module.register_forward_hook(partial(self._end, depth), always_call=True),
+            ]
+        self._hooks += [
             self._decoder.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._decoder.register_forward_hook(self._leave, always_call=True),
         ]
@@ -104,22 +113,29 @@ class Unpadded:
         self.__dict__.update(state)
         if self._hooks:
             # The name that was copied leads to the other model's handle.
-            self._packed = self._register()
-            self._config._attn_implementation = self._packed
+            self._take_attention()
             IN_FORCE.add(self)
 
     def remove(self) -> None:
         """Takes the line back: the model computes padding again."""
         for hook in self._hooks:
             hook.remove()
-        self._config._attn_implementation = self._before
         self._hooks = []
         IN_FORCE.discard(self)
+        # Of models with one configuration object another one may have the line.
+        others = [handle._packed for handle in IN_FORCE if handle._config is self._config]
+        self._config._attn_implementation = others[0] if others else _behind(self._config)
 
     @property
     def padding_ratio(self) -> float:
         """Tokens with padding over tokens without, of all calls: 1.5 is a third of the work for nothing."""
         return self.num_padded_tokens / max(1, self.num_tokens)
+
+    def _take_attention(self) -> None:
+        """Packed attention in place of the one that the configuration names."""
+        self._before: str = _behind(self._config)
+        self._packed = self._register()
+        self._config._attn_implementation = self._packed
 
     def _register(self) -> str:
         """The name, for transformers, of packed attention.
@@ -128,9 +144,10 @@ class Unpadded:
         are computed again. Other calls run under the name that was there before.
         """
         # One for each model: its attention is that of this handle. transformers keeps it for ever, but not
-        # the handle and its model: the model's hooks hold the handle.
-        held = ref(self)
-        name = f"{_PREFIX}{next(_NUMBERS)}_{self._before}"
+        # the handle and its model: the model's hooks hold the handle. Models without the line may have the
+        # name too, with the configuration or a copy of it.
+        held, before = ref(self), self._before
+        name = f"{_PREFIX}{next(_NUMBERS)}_{before}"
 
         @torch.compiler.disable
         def attention(
@@ -142,18 +159,18 @@ class Unpadded:
             **options: Any,
         ) -> Any:
             layer, handle = type(module).__name__, held()
+            if options.get("segment_tokens") is None:
+                if handle is not None and handle._place is not None:
+                    message = (
+                        f"`{layer}` is not told which tokens are a sample's: `remove_padding` cannot be used"
+                    )
+                    raise ValueError(message)
+                return _attend(before, module, query, key, value, attention_mask, options)
             if handle is None:
                 message = (
                     f"`{layer}`: `remove_padding` was taken back before the backward that computes it again"
                 )
                 raise ValueError(message)
-            if options.get("segment_tokens") is None:
-                if handle._place is not None:
-                    message = (
-                        f"`{layer}` is not told which tokens are a sample's: `remove_padding` cannot be used"
-                    )
-                    raise ValueError(message)
-                return handle._attend_as_before(module, query, key, value, attention_mask, options)
             wrong = [name for name in _NEEDS_OTHERS if options.get(name) is not None]
             if wrong:
                 message = f"`remove_padding` knows no attention with `{wrong[0]}`, which `{layer}` has"
@@ -163,41 +180,37 @@ class Unpadded:
 
         def mask(*given: Any, **named: Any) -> Any:
             handle = held()
-            if handle is None or handle._place is not None:
+            if handle is not None and handle._place is not None:
                 return None
-            ahead = handle._ahead
+            ahead = None if handle is None else handle._ahead
             if ahead is not None and ahead[1] is not None:
                 return None
             # Of a model that makes it before it calls its backbone, as PaliGemma: that call is not packed.
-            return ALL_MASK_ATTENTION_FUNCTIONS[handle._before](*given, **named)
+            return ALL_MASK_ATTENTION_FUNCTIONS[before](*given, **named)
 
         AttentionInterface.register(name, attention)
         AttentionMaskInterface.register(name, mask)
         return name
 
-    def _attend_as_before(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> Any:
-        """Layers of a call that was not packed, computed again in its backward."""
-        config = self._config
-        attend: Callable[..., Any]
-        if self._before == "eager":
-            # No entry of the registry: each model's module has its own.
-            attend = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
-        else:
-            attend = ALL_ATTENTION_FUNCTIONS[self._before]
-        # Flash attention reads its own name there.
-        config._attn_implementation = self._before
-        try:
-            return attend(module, query, key, value, attention_mask, **options)
-        finally:
-            config._attn_implementation = self._packed
+    def _begin(
+        self, depth: int, names: list[str], _: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> None:
+        """What the caller has chosen: an attention, a cache.
+
+        Its backbone may be given a cache by default, which nobody reads.
+        """
+        if _behind(self._config) != self._before:
+            # Another one was chosen (`set_attn_implementation`).
+            self._take_attention()
+        if self._outermost is None or depth <= self._outermost:
+            given = {**dict(zip(names, args, strict=False)), **given}
+            self._outermost, self._cache = depth, _earlier(given)
+            if self._cache is None and given.get("use_cache"):
+                self._cache = "a cache is asked for (`use_cache=True`)"
+
+    def _end(self, depth: int, *_: Any) -> None:
+        if depth == self._outermost:
+            self._outermost = None
 
     def _look_ahead(self, owner: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """Before masks are made: none are where the call will be packed."""
@@ -234,6 +247,7 @@ class Unpadded:
         found["position_ids"] = _positions(given.get("position_ids"), rows, batch, width)
         found["attention_mask"] = None
         found["use_cache"] = False
+        found.update(dict.fromkeys(given.keys() & _EARLIER))
         if "logits_to_keep" in given:
             # Gemma 4 leaves out the first tokens of a row in its last layers. The whole model does it behind.
             found["logits_to_keep"] = 0
@@ -264,9 +278,8 @@ class Unpadded:
         mask = given.get("attention_mask")
         if not is_training or mask is None:
             return None
-        earlier = [name for name in _EARLIER if given.get(name) is not None]
-        if earlier:
-            return self._tell("cache", f"keys and values of earlier tokens are given (`{earlier[0]}`)")
+        if cache := self._cache or _earlier(given, is_made=True):
+            return self._tell("cache", cache)
         config = self._config
         asked = [name for name in _OF_EACH_LAYER if given.get(name, getattr(config, name, False))]
         if asked:
@@ -317,7 +330,8 @@ def remove_padding(model: nn.Module) -> Unpadded:
     Loss and gradients are those of the padded batch, to rounding, where no label is predicted from padding:
     with padding on the left, a row's first token has none. What is saved is what the padding took: with four
     samples of mixed lengths in a microbatch, a third of the work of the layers. Embedding, head and encoder
-    run as before. Call it before or after the model is wrapped in DDP or `fully_shard`, on every rank.
+    run as before. A cache is made where the call asks for it by `use_cache=True`, not where the configuration
+    alone has it. Call it before or after the model is wrapped in DDP or `fully_shard`, on every rank.
 
     Args:
         model: of transformers, with a causal LLM backbone whose attention is chosen by name (`get_decoder`);
@@ -338,6 +352,11 @@ def _names_of(decoder: Any) -> list[str]:
     return list(inspect.signature(type(decoder).forward).parameters)[1:]
 
 
+def _around(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
+    """The modules that hold the backbone, the outermost first; it is the last."""
+    return [one for one in model.modules() if any(inner is decoder for inner in one.modules())]
+
+
 def _maker_of_masks(model: nn.Module, decoder: nn.Module) -> nn.Module | None:
     """The module that makes the masks of the backbone, from arguments of its own; none: the backbone does."""
     config: Any = decoder.config
@@ -354,7 +373,8 @@ def _decoder_of(model: Any) -> Any:
         raise ValueError(message)
     decoder = backbone_of(model)
     config, name = decoder.config, type(decoder).__name__
-    if str(config._attn_implementation).startswith(_PREFIX):
+    hooks = decoder._forward_pre_hooks.values()
+    if any(isinstance(getattr(hook, "__self__", None), Unpadded) for hook in hooks):
         message = f"`{name}` computes no padding already: call `remove_padding` once"
         raise ValueError(message)
     # PaliGemma gives its backbone masks that it has made: such calls are computed with their padding.
@@ -399,6 +419,47 @@ def _reason_against(decoder: Any, config: Any, *, makes_masks: bool) -> str | No
     if any(name.endswith("sinks") for name, _ in decoder.named_parameters()):
         return "its attention has sinks"
     return None
+
+
+def _earlier(given: dict[str, Any], *, is_made: bool = False) -> str | None:
+    """What is given with keys and values of earlier tokens; no empty cache that the model has made itself."""
+    for name in _EARLIER:
+        if (value := given.get(name)) is None:
+            continue
+        if not (is_made and hasattr(value, "get_seq_length") and value.get_seq_length() == 0):
+            return f"keys and values of earlier tokens are given (`{name}`)"
+    return None
+
+
+def _behind(config: Any) -> str:
+    """The attention that a configuration names, or that is behind the name of a packed one."""
+    name: str = config._attn_implementation
+    return name.removeprefix(_PREFIX).partition("_")[2] if str(name).startswith(_PREFIX) else name
+
+
+def _attend(
+    before: str,
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    options: dict[str, Any],
+) -> Any:
+    """Layers of a call that was not packed, in its backward, and those of a model without the line."""
+    attend: Callable[..., Any]
+    if before == "eager":
+        # No entry of the registry: each model's module has its own.
+        attend = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+    else:
+        attend = ALL_ATTENTION_FUNCTIONS[before]
+    config, name = module.config, module.config._attn_implementation
+    # Flash attention reads its own name there.
+    config._attn_implementation = before
+    try:
+        return attend(module, query, key, value, attention_mask, **options)
+    finally:
+        config._attn_implementation = name
 
 
 def _pictures(given: dict[str, Any]) -> torch.Tensor | None:

@@ -17,11 +17,11 @@ import numpy as np
 
 from dflop._native import profile_shapes
 from dflop.data.costs import Costs, costs
-from dflop.data.saved import is_dataset, profile, profile_records
+from dflop.data.saved import changes_rows, is_dataset, profile, profile_records
 from dflop.integrations.backbone import unwrapped
 from dflop.integrations.loader import of_first_rank
 from dflop.integrations.parameter_cost import cost_of_parameters
-from dflop.integrations.row_ids import batches_of_ids, has_ids, held, lengths_of_ids
+from dflop.integrations.row_ids import batches_of_ids, has_ids, held, lengths_of_ids, warn_of_changes
 
 if TYPE_CHECKING:
     import os
@@ -126,8 +126,8 @@ def costs_of_rows(
         answer twice, as both are padded to it.
 
     Raises:
-        ValueError: rows of another form, or a model whose parameters cannot be counted; on the other ranks,
-            where rank 0 could not count.
+        ValueError: rows of another form, rows of chats that change when they are read, or a model whose
+            parameters cannot be counted; on the other ranks, where rank 0 could not count.
         ProfileError: rows that `dflop profile data` refuses, or bad ones among them.
     """
     return _costs_of(lambda: _sequences(rows, model, processor, model_dir, media_root), model, max_length)
@@ -198,6 +198,12 @@ def _sequences(
         if lengths := _lengths(of_rows, model):
             yield from (([(0.0, length)], True) for length in lengths)
             return
+        if changes_rows(of_rows):
+            message = (
+                "`train_dataset` changes its rows when they are read (`with_transform`), so those that are "
+                f"stored say nothing of their size, {_HINT}{_WHEN_LOADED}"
+            )
+            raise ValueError(message)
     elif not _are_records(of_rows):
         message = (
             f"`train_dataset` is a `{type(rows).__name__}` whose rows say nothing of their size, {_HINT}"
@@ -259,7 +265,9 @@ def _lengths(rows: Any, model: nn.Module) -> list[int]:
     if not _merged(config) and _why_unknown(config) is None:
         for name in _LENGTHS:
             if name in rows.column_names:
-                return [max(n) if isinstance(n, list) else int(n) for n in rows[name]]
+                warn_of_changes(rows, name)
+                stored = rows.select_columns([name]).with_format(None)[name]
+                return [max(n) if isinstance(n, list) else int(n) for n in stored]
     return []
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dflop.data.saved import is_dataset
+from dflop.data.saved import changes_rows, is_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,14 @@ def held(rows: Any) -> Any:
         if all(is_dataset(part) for part in parts):
             from datasets import concatenate_datasets
 
-            return concatenate_datasets(parts)
+            whole = concatenate_datasets(parts)
+            changing = next((part for part in parts if changes_rows(part)), None)
+            # `datasets` forgets what changes the rows of one part.
+            return (
+                whole
+                if changing is None
+                else whole.with_transform(changing.format["format_kwargs"]["transform"])
+            )
         are_lists = all(isinstance(part, (list, tuple)) for part in parts)
         return [row for part in parts for row in part] if are_lists else rows
     return getattr(rows, "list_data_dict", rows)
@@ -88,12 +95,7 @@ def batches_of_ids(rows: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarra
         ValueError: a row has none.
     """
     if is_dataset(rows):
-        if rows.format["type"] == "custom":
-            message = (
-                f"the dataset changes its rows when they are read (`with_transform`): `{name}` is counted as "
-                "it is stored; if that is another length, give `costs`"
-            )
-            warnings.warn(message, stacklevel=2)
+        warn_of_changes(rows, name)
         # The one column, so that no picture beside it is decoded.
         start = 0
         for batch in rows.select_columns([name]).with_format("arrow").iter(_BATCH):
@@ -105,6 +107,21 @@ def batches_of_ids(rows: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarra
     for start in range(0, len(rows), _BATCH):
         ids = [np.asarray(row[name]).reshape(-1) for row in rows[start : start + _BATCH]]
         yield np.concatenate(ids), np.asarray([len(one) for one in ids])
+
+
+def warn_of_changes(rows: Any, name: str) -> None:
+    """Says of a dataset that changes its rows that a column of it is counted as it is stored.
+
+    Args:
+        rows: a `datasets.Dataset`.
+        name: of the column.
+    """
+    if changes_rows(rows):
+        message = (
+            f"the dataset changes its rows when they are read (`with_transform`): `{name}` is counted as "
+            "it is stored; if that is another length, give `costs`"
+        )
+        warnings.warn(message, stacklevel=3)
 
 
 def _refuse_nulls(column: Any, name: str, start: int) -> None:

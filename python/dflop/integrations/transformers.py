@@ -74,7 +74,8 @@ def balance(
     """Makes `trainer` train on balanced batches; call it on every rank, before `trainer.train()`.
 
     A step has the samples it would have with that seed of the sampler, `per_device_train_batch_size` a
-    microbatch on average; which rank computes which of them changes. The loss is divided by the label tokens
+    microbatch on average, or all ranks' microbatches together with `split_batches`; which rank computes
+    which of them changes. The loss is divided by the label tokens
     of the whole step. `set_epoch`, resuming and evaluation are the trainer's own. Its checkpoints say which
     samples a step has: `trainer.train` refuses (ValueError) to go on from one whose steps had others, because
     the trainer counts steps, and would leave samples out or train them twice.
@@ -153,12 +154,13 @@ def balance(
         message = "`model_dir` is for costs that are counted, and `costs` are given: leave one out"
         raise ValueError(message)
     degree = degree_of(trainer)
-    if degree > 1:
-        costs = costs_of(costs, batch_size=args.train_batch_size).of_groups(degree)
     num_ranks = args.world_size // degree
+    batch_size = _batch_size(trainer, num_ranks)
+    if degree > 1:
+        costs = costs_of(costs, batch_size=batch_size).of_groups(degree)
     sampler = BalancedBatchSampler(
         costs,
-        args.train_batch_size,
+        batch_size,
         num_ranks,
         args.process_index // degree,
         num_buckets=num_ranks * args.gradient_accumulation_steps,
@@ -191,6 +193,20 @@ def balance(
     trainer.add_callback(BalancedSteps(steps_of(sampler, args.gradient_accumulation_steps)))
     keep_the_mean(trainer)
     return _balanced(trainer)
+
+
+def _batch_size(trainer: Any, num_ranks: int) -> int:
+    """Samples of a rank's microbatch, as accelerate would deal them out."""
+    size: int = trainer.args.train_batch_size
+    if not trainer.accelerator.dataloader_config.split_batches:
+        return size
+    if size % num_ranks:
+        message = (
+            f"`per_device_train_batch_size` is {size}, must be a multiple of the {num_ranks} ranks that "
+            "`split_batches` of `accelerator_config` divides it among"
+        )
+        raise ValueError(message)
+    return size // num_ranks
 
 
 def _balanced(trainer: Any) -> Any:
