@@ -141,9 +141,9 @@ def window_rules(text: Any) -> list[Rule]:
 
 
 def keep_none_for_others(layers: Iterable[Any]) -> None:
-    """Has layers keep no keys and values for others to read, as no layer of a model that is trained reads them.
+    """Has layers keep no keys and values for others: no layer of a model that is trained reads them.
 
-    transformers from 5.24 on has the last layers of Gemma 4 keep them in the models, too, whose layers share none.
+    Since transformers 5.24 the last layers of every Gemma 4 keep them, of models without such layers too.
 
     Args:
         layers: of a backbone.
