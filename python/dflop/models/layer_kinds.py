@@ -149,7 +149,7 @@ def keep_none_for_others(layers: Iterable[Any]) -> None:
         layers: of a backbone.
     """
     for layer in layers:
-        attention = getattr(layer, "self_attn", None)
+        attention: Any = getattr(layer, "self_attn", None)
         if getattr(attention, "store_full_length_kv", False):
             attention.store_full_length_kv = False
 
