@@ -21,7 +21,7 @@ from ranks import results
 from test_training import SEED, Oracle, layout_of
 from transformers import WhisperFeatureExtractor
 
-from dflop._native import GlobalBatches, Schedule, ScheduleError
+from dflop._native import Dataset, GlobalBatches, Schedule, ScheduleError
 from dflop._native.testing import load_config
 from dflop.models import load_adapter
 from dflop.models.adapter import MediaGrid
@@ -165,6 +165,86 @@ def test_a_file_that_is_gone_is_skipped_too(demo, tmp_path):
     assert len(listed) == len({one["sample"] for one in listed})
     trained = [s for turn in lines(tmp_path / "run/schedules.jsonl") for s in turn["samples"]]
     assert sorted([*trained, *(one["sample"] for one in listed)]) == list(range(NUM_SAMPLES))
+
+
+def test_a_run_that_goes_on_counts_the_bad_samples_before(demo, tmp_path):
+    """Else a run that is often started again never reaches its limit, and one that was fine may pass it."""
+    wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "skip")
+    assert set(results(run_training(wanted | {"steps": 2}, tmp_path / "0"))) == {0}
+    before = len(lines(tmp_path / "run/bad_samples.jsonl"))
+    assert set(results(run_training(wanted | {"resume": "auto"}, tmp_path / "1"))) == {0}
+    listed = [one["sample"] for one in lines(tmp_path / "run/bad_samples.jsonl")]
+    assert 0 < before <= len(listed)
+    manifest = json.loads((tmp_path / f"run/checkpoints/step-{STEPS}/checkpoint.json").read_text())
+    assert manifest["bad_samples"] == {"known": sorted(listed), "seen": NUM_SAMPLES}
+
+
+@pytest.mark.parametrize("is_resumed", [False, True], ids=["whole", "resumed"])
+def test_a_substitute_that_is_bad_is_no_sample_of_its_own(is_resumed, tmp_path):
+    """The next one that is no larger than the first trains, and a run that goes on takes the same one."""
+    first = next(
+        index
+        for index in range(NUM_SAMPLES - 2)
+        if step_of(index + 1) < step_of(index) != step_of(index + 2) and step_of(index) == STEPS - 1
+    )
+
+    def write(directory):
+        media = directory / "data/media"
+        whole = min(media.glob("*.jpg")).read_bytes()
+        words = {first: 40, first + 1: 5, first + 2: 20}
+        records = []
+        for index in range(NUM_SAMPLES):
+            is_cut = index in (first, first + 1)
+            (media / f"{index}.jpg").write_bytes(whole[: len(whole) // 2] if is_cut else whole)
+            says = "word " * words.get(index, 60 + index)
+            turns = [{"from": "human", "value": "<image>\nq"}, {"from": "gpt", "value": says}]
+            records.append({"id": str(index), "image": f"{index}.jpg", "conversations": turns})
+        (directory / "data/images.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
+        (directory / "data/mixture.yaml").write_text(
+            "datasets:\n  - {json_path: images.jsonl, media_root: media}\n"
+        )
+
+    demo = write_demo(tmp_path / "demo", NUM_SAMPLES, BATCH, MICROBATCHES, write)
+    wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "substitute")
+    if is_resumed:
+        before = wanted | {"steps": STEPS - 1}
+        assert set(results(run_training(before, tmp_path / "0"))) == {0}
+        wanted |= {"resume": "auto"}
+    assert set(results(run_training(wanted, tmp_path / "1"))) == {0}
+    listed = [(one["sample"], one["substitute"]) for one in lines(tmp_path / "run/bad_samples.jsonl")]
+    assert listed[1:] == [(first, first + 2)]
+    assert [sample for sample, _ in listed] == [first + 1, first]
+    assert first + 2 in lines(tmp_path / "run/schedules.jsonl")[-1]["samples"]
+
+
+def step_of(sample):
+    """The step that draws it."""
+    batches = GlobalBatches(NUM_SAMPLES, BATCH, SEED)
+    return next(step for step in range(STEPS) if sample in batches.batch(step))
+
+
+def test_a_batch_whose_labels_are_all_bad_names_them(tmp_path):
+    """The last global batch of the epoch has one sample, and its picture is cut."""
+
+    def cut_all(directory):
+        for path in (directory / "data/media").iterdir():
+            cut(path)
+
+    demo = write_demo(tmp_path / "demo", BATCH + 1, BATCH, MICROBATCHES, cut_all)
+    dataset = Dataset(str(demo / "dflop.yaml"), str(demo / "data_profile.parquet"))
+
+    def ends_with_media(seed):
+        (last,) = GlobalBatches(BATCH + 1, BATCH, seed).batch(1)
+        return dataset.shape(last)[0] > 0
+
+    seed = next(filter(ends_with_media, range(100)))
+    wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "skip", bad_samples_max_percent=100)
+    wanted["config"]["train"]["seed"] = seed
+    ranks = run_training(wanted | {"steps": 2}, tmp_path)
+    assert [rank.result for rank in ranks] == [1, 1]
+    assert re.search(
+        r"all samples of step \d that have label tokens are bad, .*cannot decode `", ranks[0].stderr
+    )
 
 
 def test_too_many_end_the_run_on_all_ranks(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 
@@ -106,6 +108,42 @@ def test_the_training_goes_on_as_without(layout, demo, tmp_path):
     assert not (tmp_path / "without/evaluations.jsonl").exists()
     clocks = [m["clock_ns"]["evaluation"] > 0 for m in lines(tmp_path / "with/metrics.jsonl")]
     assert clocks == [False, False, True]
+
+
+def test_an_evaluation_that_meets_a_bad_sample_loses_nothing_that_was_trained(demo, tmp_path):
+    """Under `fail`: the step is saved, and once the file is whole again the evaluation comes first."""
+    copy = tmp_path / "demo"
+    shutil.copytree(demo, copy)
+    picture = min((copy / "held_out").rglob("*.jpg"))
+    whole = picture.read_bytes()
+    picture.write_bytes(whole[: len(whole) // 2])
+    python(["-m", "dflop", "profile", "data", "--evaluation"], copy)
+    wanted = asked(copy, tmp_path / "run", tmp_path, (1, 1, 1), {"every": 1}) | {"steps": 2}
+    ranks = run_training(wanted, tmp_path)
+    assert [rank.result for rank in ranks] == [1, 1]
+    assert re.search(r"step 0: evaluation: sample `.*` \(\d+\): cannot decode `.*`", ranks[0].stderr)
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-1"]
+    picture.write_bytes(whole)
+    python(["-m", "dflop", "profile", "data", "--evaluation"], copy)
+    assert set(results(run_training(wanted | {"resume": "auto"}, tmp_path / "again"))) == {0}
+    assert [one["step"] for one in lines(tmp_path / "run/evaluations.jsonl")] == [0, 1]
+    assert [one["step"] for one in lines(tmp_path / "run/metrics.jsonl")] == [0, 1]
+
+
+def test_what_is_evaluated_needs_no_label(demo, tmp_path):
+    """Nothing is learned from it: a batch of answers without loss ended the run."""
+    copy = tmp_path / "demo"
+    shutil.copytree(demo, copy)
+    says = ({"from": "human", "value": "hello"}, {"from": "gpt", "value": "a word", "loss": False})
+    (copy / "held_out/silent.jsonl").write_text(json.dumps({"id": "silent", "conversations": says}) + "\n")
+    (copy / "held_out/silent.yaml").write_text("datasets:\n  - path: silent.jsonl\n")
+    config = copy / "dflop.yaml"
+    config.write_text(re.sub(r"held_out/.*\.yaml", "held_out/silent.yaml", config.read_text()))
+    python(["-m", "dflop", "profile", "data", "--evaluation"], copy)
+    wanted = asked(copy, tmp_path / "run", tmp_path, (1, 1, 1), {"every": 1}) | {"steps": 1}
+    assert set(results(run_training(wanted, tmp_path))) == {0}
+    (one,) = lines(tmp_path / "run/evaluations.jsonl")
+    assert (one["loss"], one["label_tokens"], one["samples"]) == (0.0, 0, 1)
 
 
 @pytest.mark.more

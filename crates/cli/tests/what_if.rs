@@ -94,6 +94,40 @@ fn samples_above_a_limit_are_counted() {
     );
 }
 
+/// A step takes no more samples than the data has, as under `dflop plan`, and as many a second.
+#[test]
+fn a_step_has_the_samples_that_are_left() {
+    let session = session();
+    let config = fs::read_to_string(session.path("dflop.yaml")).unwrap();
+    fs::write(session.path("dflop.yaml"), format!("{config}train: {{global_batch_size: 60}}\n")).unwrap();
+    let said = simulate(&session, &["--set", "cluster.ranks_per_node=8", "--json"]);
+    assert!(
+        said.contains("note: the data has 48 samples, fewer than `train.global_batch_size` 60"),
+        "{said}"
+    );
+    assert!(said.contains("\"global_batch_size\": 60") && said.contains("\"samples\": 48"), "{said}");
+    let number = |name: &str| {
+        let (_, rest) = said.split_once(&format!("\"{name}\": ")).unwrap();
+        rest.split([',', '\n']).next().unwrap().trim().parse::<f64>().unwrap()
+    };
+    assert!((number("samples_per_s") * number("step_ms") / 1e3 - 48.0).abs() < 1e-6, "{said}");
+}
+
+/// A budget beyond the device's memory is planned with, and told.
+#[test]
+fn a_budget_beyond_the_device_is_told() {
+    let session = session();
+    let config = fs::read_to_string(session.path("dflop.yaml")).unwrap();
+    let plan = |budget: &str| {
+        let asked = format!("num_ranks: 8, memory_budget_bytes: {budget}");
+        fs::write(session.path("dflop.yaml"), config.replace("num_ranks: 8", &asked)).unwrap();
+        session.dflop(&["plan", "--sampled-batches", "1"])
+    };
+    let told = "note: `cluster.memory_budget_bytes` is 186.26 GiB, more than the ";
+    assert!(plan("200e9").contains(told));
+    assert!(!plan("60e9").contains("more than the "));
+}
+
 /// Each is an error of the arguments that says its rule, and nothing is searched for the values before the wrong one.
 #[test]
 fn what_cannot_be_set_is_refused_before_the_first_search() {

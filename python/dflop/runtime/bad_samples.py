@@ -79,6 +79,14 @@ class BadSamples:
         """Bad samples so far, each once."""
         return len(self._known)
 
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: the bad samples, and how many samples were seen."""
+        return {"known": sorted(self._known), "seen": self._num_seen}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` gave."""
+        self._known, self._num_seen = set(state["known"]), state["seen"]
+
     def pack(
         self, schedule: Schedule, loader: SampleLoader, dtype: torch.dtype, packed: Packed
     ) -> dict[int, str]:
@@ -150,24 +158,25 @@ class BadSamples:
         self._num_seen += 0 if turn.bad else len(turn.samples)
         self._known |= causes.keys()
         self._check(causes)
-        bad = [
-            BadSample(index, self._substitute(index, turn.samples), causes[index]) for index in sorted(causes)
-        ]
+        stands_for = {one.substitute: one for one in turn.bad if one.substitute is not None}
         # Two bad samples of a step must not get the same substitute.
-        taken: set[int] = set()
-        for place, one in enumerate(bad):
-            if one.substitute in taken:
-                bad[place] = replace(one, substitute=self._substitute(one.sample, {*turn.samples, *taken}))
-            if (other := bad[place].substitute) is not None:
+        taken = set(turn.samples)
+        bad: dict[int, Any] = {one.sample: one for one in turn.bad}
+        instead: dict[int, int | None] = {}
+        for index in sorted(causes):
+            # A substitute that is bad itself: the sample that it stood for gets another one.
+            first = stands_for.get(index) or BadSample(index, None, causes[index])
+            instead[index] = other = self._substitute(first.sample, taken)
+            bad[first.sample] = replace(first, substitute=other)
+            if other is not None:
                 taken.add(other)
-        instead = {one.sample: one.substitute for one in bad}
         samples = [instead.get(index, index) for index in turn.samples]
         kept = [index for index in samples if index is not None]
         return replace(
             turn,
             samples=kept,
             schedule=changed(turn.schedule, instead, kept, self._dataset),
-            bad=[*turn.bad, *bad],
+            bad=list(bad.values()),
         )
 
     def count(self, turn: Turn) -> None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from dflop._native import Dataset, GlobalBatches
+from dflop._native import Dataset, GlobalBatches, ScheduleError
 from dflop.data.loader import SampleLoader
 from dflop.runtime.bad_samples import BadSamples
-from dflop.runtime.failure import talking
+from dflop.runtime.failure import RankError, talking
 from dflop.runtime.losses import SampleLoss, grouped
 from dflop.runtime.pack import Packer
 from dflop.runtime.schedules import Schedules
@@ -62,9 +62,11 @@ class Evaluation:
         self._schedules = Schedules(mesh, options, self._batches, evaluated.profile_path)
         self._arm = options.arm
         self._turns: list[Turn] = []
+        self._fails = options.on_bad_sample == "fail"
         # Under `substitute`, too, bad samples are left out: the loss must be that of the drawn samples only.
-        policy = "fail" if options.on_bad_sample == "fail" else "skip"
-        bad = BadSamples(mesh, self._dataset, policy, options.bad_samples_max_percent)
+        # Under `fail` all ranks shall know of a bad one before they end, so that what was trained is saved.
+        percent_max = 100.0 if self._fails else options.bad_samples_max_percent
+        bad = BadSamples(mesh, self._dataset, "skip", percent_max)
         self._loader = SampleLoader(
             self._dataset,
             adapter,
@@ -91,6 +93,9 @@ class Evaluation:
         Returns:
             On the leader, a line of `evaluations.jsonl`; elsewhere, and where some rank was told to stop
             before the end, none.
+
+        Raises:
+            RankError: A sample cannot be read under `fail`, or too many cannot; on every rank alike.
         """
         began = time.monotonic()
         losses: list[SampleLoss] = []
@@ -101,6 +106,10 @@ class Evaluation:
             if done is None:
                 return None
             turn, found = done
+            if turn.bad and self._fails:
+                message = f"evaluation: {turn.bad[0].cause}"
+                hint = "mend the file, take it out of `evaluation.mixture`, or set `data.on_bad_sample: skip`"
+                raise RankError(message, hint, is_of_all=True)
             bad += [[one.sample, one.cause] for one in turn.bad]
             gathered: list[Any] | None = [None] * self._mesh.num_ranks if self._mesh.is_leader else None
             with talking("gather the evaluation"):
@@ -119,12 +128,27 @@ class Evaluation:
             "seconds": time.monotonic() - began,
         }
 
+    def draw(self) -> None:
+        """Computes the schedules of all batches. Every rank must call it; blocks until they are there.
+
+        Called before the first step, so that a sample which fits no rank ends no run that has trained.
+
+        Raises:
+            ScheduleError: No schedule can be made, with `evaluation: ` before the cause.
+        """
+        try:
+            for number in range(self._batches.num_batches):
+                self._turn(number)
+        except ScheduleError as error:
+            error.args = (f"evaluation: {error}",)
+            raise
+
     def close(self) -> None:
         """Stops the threads of its loader."""
         self._loader.close()
 
     def _turn(self, number: int) -> Turn:
-        """Batch `number`. Its schedule is computed at the first evaluation and kept for the later ones."""
+        """Batch `number`. Its schedule is computed once and kept."""
         while len(self._turns) <= number:
             step = len(self._turns)
             self._schedules.submit(step, self._arm)

@@ -24,6 +24,7 @@ from dflop.runtime.resume import Resume, find
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dflop.runtime.bad_samples import BadSamples
     from dflop.runtime.checkpoint import Saver
     from dflop.runtime.guard import Guard
     from dflop.runtime.journal import Journal
@@ -120,6 +121,7 @@ class Ledger:
         guard: Guard,
         population: Population | None,
         journal: Journal | None,
+        bad: BadSamples | None = None,
     ) -> None:
         """Goes on from the start's checkpoint. Every rank must call it; blocks until all have read theirs.
 
@@ -132,6 +134,7 @@ class Ledger:
             guard: Counts the steps that were skipped.
             population: Watches which samples come; none: nothing does, as on ranks other than the leader.
             journal: Of the run, on the leader; else none.
+            bad: Counts the bad samples; none: nothing is read, as in rehearsals.
 
         Raises:
             RankError: A file of the checkpoint is damaged or missing; on every rank alike.
@@ -145,6 +148,7 @@ class Ledger:
         self._guard = guard
         self._population = population
         self._journal = journal
+        self._bad = bad
         self.evaluation_due = False
         """On the leader: whether a signal cut off the evaluation after the last step."""
         if start.resume is not None:
@@ -219,6 +223,9 @@ class Ledger:
             )
         self._saver.load(resume.path, resume.step)
         self._guard.load(resume.manifest["guard"])
+        # Checkpoints before 2026-12 do not know them.
+        if self._bad is not None and (known := resume.manifest.get("bad_samples")) is not None:
+            self._bad.load(known)
         scheduler = self._schedules.scheduler
         # Times that were measured under one plan say nothing about ranks of another plan.
         if scheduler is not None and resume.manifest["made_from"] == self._options.made_from:
@@ -241,6 +248,7 @@ class Ledger:
                 "precision": self._options.dtype,
                 "learning_rates": self._options.rates.at(num_trained),
                 "guard": self._guard.state(),
+                **({} if self._bad is None else {"bad_samples": self._bad.state()}),
                 "evaluation_due": self.evaluation_due,
                 **kept(scheduler, self._schedules.adaptation, self._population),
             }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dflop.models.recipes import trains_tower
 from dflop.runtime.agreement import Agreement, Statement, agree
+from dflop.runtime.failure import RankError
 from dflop.runtime.work import encoder_shares, prepare
 
 if TYPE_CHECKING:
@@ -98,13 +99,15 @@ class Packer:
             The step that may start, or none where some rank shall stop; and what the ranks agreed on.
 
         Raises:
-            RankError: Ranks differ, or too many samples are bad.
+            RankError: Ranks differ, too many samples are bad, or no sample that is left has a label token.
             ProfileError: A sample is not what was profiled or, under `fail`, cannot be read.
         """
         packed: Packed = {}
         drawn, data_wait_ns = set(encoder_shares(self._mesh, turn.schedule, self._adapter)), 0
         while True:
             began_ns = time.monotonic_ns()
+            if not is_evaluated:
+                _check_labels(turn)
             bad = self._bad.pack(turn.schedule, self._loader, self._dtype, packed)
             work = actions = None
             if not bad:
@@ -144,3 +147,20 @@ class Packer:
         assert work is not None, "all ranks have packed"
         assert actions is not None, "what is packed has actions"
         return Ready(turn, work, actions, data_wait_ns), agreement
+
+
+def _check_labels(turn: Turn) -> None:
+    """Raises, on every rank alike, where nothing can be learned from a turn."""
+    if turn.schedule.label_tokens > 0:
+        return
+    if turn.bad:
+        one = turn.bad[0]
+        message = (
+            f"all samples of step {turn.step} that have label tokens are bad, nothing to learn from; one of "
+            f"them: {one.cause}"
+        )
+        hint = "mend the file, and go on with `--resume auto`; or take the sample out of the mixture"
+        raise RankError(message, hint, is_of_all=True)
+    message = f"the global batch of step {turn.step} has no label tokens, nothing to learn from"
+    hint = "take samples without an answer out of the mixture, or raise `train.global_batch_size`"
+    raise RankError(message, hint, is_of_all=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +30,7 @@ from dflop.runtime.checkpoint import Saver
 from dflop.runtime.clock import Clock
 from dflop.runtime.evaluate import Evaluation, sample_losses
 from dflop.runtime.executor import Executor
-from dflop.runtime.failure import talking
+from dflop.runtime.failure import RankError, talking
 from dflop.runtime.guard import Guard
 from dflop.runtime.interrupt import Interrupt
 from dflop.runtime.journal import Journal
@@ -106,7 +107,8 @@ class Trainer:
         self._packer = Packer(mesh, self._dataset, self._loader, self._bad, self._dtype, options.recipe)
         self._evaluation = (
             None
-            if options.evaluation is None
+            # A comparison evaluates nothing.
+            if options.evaluation is None or options.compare
             else Evaluation(options, options.evaluation, mesh, adapter, self._ahead)
         )
         torch.manual_seed(options.seed)
@@ -162,6 +164,7 @@ class Trainer:
             self._guard,
             self._population,
             self._journal,
+            self._bad,
         )
         self._clock = Clock()
         self.step: int | None = None
@@ -220,6 +223,8 @@ class Trainer:
             else replayed(self._log)
         )
         num_trained = self._start.step
+        if self._evaluation is not None:
+            self._evaluation.draw()
         coming = next(turns, None)
         if coming is not None:
             self._prefetch(coming)
@@ -234,7 +239,14 @@ class Trainer:
                 self._ledger.end(num_trained)
                 return False
             num_trained = turn.step + 1
-            self._evaluate(turn.step, is_last=coming is None)
+            try:
+                self._evaluate(turn.step, is_last=coming is None)
+            except RankError as error:
+                if error.is_of_all:
+                    # What was trained is kept, and the evaluation comes first when the run goes on.
+                    self._ledger.evaluation_due = True
+                    self._ledger.end(num_trained)
+                raise
             self._ledger.after(num_trained)
             self._clock.lap("checkpoint")
         self._ledger.end(num_trained)
@@ -249,9 +261,11 @@ class Trainer:
         if (step + 1) % evaluated.every != 0 and not is_last:
             return
         self._gradients.gather()
-        record = self._evaluation.run(step, self._executor, self._stages, lambda: self._interrupt.number)
-        # Else what was gathered here would be taken for the parameters after the next update.
-        self._gradients.release()
+        try:
+            record = self._evaluation.run(step, self._executor, self._stages, lambda: self._interrupt.number)
+        finally:
+            # Else what was gathered here would be taken for the parameters after the next update.
+            self._gradients.release()
         self._recorder.begin()
         if self._journal is not None:
             self._ledger.evaluation_due = record is None
@@ -261,6 +275,8 @@ class Trainer:
 
     def _run_rounds(self) -> bool:
         arms, warmup = self._options.compare, self._options.warmup_pairs
+        if self._options.evaluation is not None and self._mesh.is_leader:
+            sys.stderr.write("note: `--compare` evaluates nothing, `evaluation` is left out\n")
         num_rounds = warmup + self._options.steps
         for arm in arms_in_order(arms, 0):
             self._schedules.submit(0, arm)

@@ -12,7 +12,6 @@ from dflop.data.shares import share_of
 from dflop.models.recompute import most_of
 from dflop.models.sequence import rows_of_rank
 from dflop.runtime.boundary import Transfer, encoder_transfers, llm_transfers, stage_transfers
-from dflop.runtime.failure import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -162,13 +161,8 @@ def prepare(
         This rank's share of the step.
 
     Raises:
-        RankError: The global batch has no label tokens.
         ProfileError: A sample cannot be read; the message names it.
     """
-    if schedule.label_tokens < 1:
-        message = f"the global batch of step {schedule.step} has no label tokens, nothing to learn from"
-        hint = "take samples without an answer out of the mixture, or raise `train.global_batch_size`"
-        raise RankError(message, hint, is_of_all=True)
     stages: dict[int, list[MicrobatchWork]] = {}
     packed_llm: dict[int, LlmInput] = {}
     for stage in mesh.stages:
@@ -183,7 +177,8 @@ def prepare(
     if mesh.is_last_stage and mesh.tensor == 0:
         for index in llm_samples(mesh, schedule):
             num_targets += int((sample(index).targets_T != IGNORED_LABEL).sum())
-    return StepWork(schedule.step, schedule.label_tokens, stages, num_targets)
+    # What is evaluated may have no label token, and nothing is learned from its loss.
+    return StepWork(schedule.step, max(1, schedule.label_tokens), stages, num_targets)
 
 
 def _encoder_work(

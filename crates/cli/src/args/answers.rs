@@ -137,7 +137,7 @@ pub(crate) struct CostSource {
     #[arg(long, visible_alias = "device", value_name = "NAME", requires = "model")]
     pub(crate) hardware: Option<String>,
     /// Dtype of parameters and activations, with --model
-    #[arg(long, value_name = "DTYPE", default_value = "bfloat16", value_parser = ["bfloat16", "float16", "float32"])]
+    #[arg(long, value_name = "DTYPE", default_value = "bfloat16", value_parser = ["bfloat16", "float32"])]
     pub(crate) dtype: String,
     /// What trains: full, projector, frozen-encoder, frozen-llm or lora [default: that of a dflop.yaml, else full]
     #[arg(long, value_name = "RECIPE", value_parser = |text: &str| text.parse::<Recipe>())]

@@ -1,6 +1,7 @@
 //! What is not certain about the plans of several searches, said once for all of them.
 
 use dflop_plan::{Caveats, Outcome};
+use dflop_types::{counted, thousands};
 
 /// Says on stderr what is not certain about the best plans of these searches: each sentence once, counts over all of them.
 pub(super) fn say<'a>(outcomes: impl Iterator<Item = &'a Outcome>) {
@@ -23,6 +24,15 @@ pub(super) fn say<'a>(outcomes: impl Iterator<Item = &'a Outcome>) {
     for note in all.iter().flat_map(|(caveats, sum)| caveats.notes(sum)) {
         talk!("note: {note}");
     }
+}
+
+/// Says that a step takes all samples there are, as they are fewer than asked for.
+pub(super) fn say_fewer(num_samples: u64, asked: u32) {
+    talk!(
+        "note: the data has {}, fewer than `train.global_batch_size` {}: every step takes all of them",
+        counted(num_samples, "sample"),
+        thousands(u64::from(asked))
+    );
 }
 
 /// Says that some of these searches judged their plans on more samples than the data has.

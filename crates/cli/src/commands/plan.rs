@@ -1,5 +1,6 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
+use super::caveats;
 use super::emit::launch;
 use super::from_run::FromRun;
 use super::price::Run;
@@ -16,7 +17,7 @@ use dflop_plan::{
 };
 use dflop_types::{
     DataProfile, MicrobatchShape, ModelProfile, ModuleProfile, Plan, RankedPlan, Tower, Trained, artifact,
-    counted, number, thousands,
+    number, thousands,
 };
 use serde_json::{Map, Value, json};
 use std::fs::File;
@@ -227,6 +228,15 @@ fn say_what_data(inputs: &Inputs) {
             "note: {num_ranks} ranks are planned on {num_nodes} nodes of {of_node} (`cluster.ranks_per_node`){last}"
         );
     }
+    let has = inputs.model_profile.device.memory_bytes;
+    let asked = inputs.config.cluster.memory_budget_bytes.filter(|&asked| has > 0 && asked > has);
+    if let Some(asked) = asked {
+        talk!(
+            "note: `cluster.memory_budget_bytes` is {}, more than the {} that the device of the model profile has",
+            number::memory_size(asked),
+            number::memory_size(has)
+        );
+    }
     if !inputs.data_profile.strata.is_empty() {
         let population: u64 = inputs.data_profile.strata.iter().map(|stratum| stratum.population).sum();
         talk!(
@@ -243,11 +253,7 @@ fn say_what_data(inputs: &Inputs) {
     let (num_samples, asked) =
         (inputs.data_profile.samples.len() as u64, inputs.config.train.global_batch_size);
     if inputs.data_profile.strata.is_empty() && num_samples < u64::from(asked) {
-        talk!(
-            "note: the data has {}, fewer than `train.global_batch_size` {}: every step takes all of them",
-            counted(num_samples, "sample"),
-            thousands(u64::from(asked))
-        );
+        caveats::say_fewer(num_samples, asked);
     }
 }
 

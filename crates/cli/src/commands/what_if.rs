@@ -58,6 +58,8 @@ struct Row {
     num_above: u64,
     /// Whether a step takes some sample more than once, as the data has too few.
     is_repeated: bool,
+    /// Samples of a step: fewer than `train.global_batch_size` where there are fewer.
+    num_samples: u32,
 }
 
 impl Row {
@@ -201,13 +203,20 @@ pub(super) fn run(
             let count = samples_for(&case, &data, own);
             let is_repeated = count > data.samples.len();
             let answer = planned(&case, &data, count);
-            Row { case, answer, num_above, is_repeated }
+            let asked = case.config.train.global_batch_size;
+            let num_samples = asked.min(u32::try_from(count).unwrap_or(u32::MAX));
+            Row { case, answer, num_above, is_repeated, num_samples }
         })
         .collect();
     say_above(&found, inputs.data_profile.samples.len() as u64);
     caveats::say(found.iter().filter_map(|row| row.answer.as_ref().ok()));
     if found.iter().any(|row| row.is_repeated && row.answer.is_ok()) {
         caveats::say_repeated();
+    }
+    let is_short =
+        |row: &&Row| row.num_samples < row.case.config.train.global_batch_size && row.answer.is_ok();
+    if let Some(row) = found.iter().find(is_short) {
+        caveats::say_fewer(row.num_samples.into(), row.case.config.train.global_batch_size);
     }
     show(settings, &found, files.csv, is_json)?;
     if let Some(path) = files.plot {
@@ -268,16 +277,15 @@ fn drawn(settings: &[Setting], found: &[Row]) -> Sweep {
     let (first, others) = settings.split_first().expect("clap asks for a setting");
     // The last setting changes fastest, so the rows of one value of the first stand together.
     let num_lines = found.len() / first.values.len().max(1);
-    let per_s = |outcome: &Outcome, ns: Option<u64>| {
-        ns.map(|ns| f64::from(outcome.global_batch_size) / (ns.max(1) as f64 / 1e9))
-    };
+    let per_s =
+        |row: &Row, ns: Option<u64>| ns.map(|ns| f64::from(row.num_samples) / (ns.max(1) as f64 / 1e9));
     let line = |at: usize| {
         let of_line: Vec<&Row> = found.iter().skip(at).step_by(num_lines.max(1)).collect();
         let named = others.iter().zip(&found[at].case.values[1..]);
         let rate = |step_ns: fn(&Outcome) -> Option<u64>| {
             of_line
                 .iter()
-                .map(|row| row.answer.as_ref().ok().and_then(|outcome| per_s(outcome, step_ns(outcome))))
+                .map(|row| row.answer.as_ref().ok().and_then(|outcome| per_s(row, step_ns(outcome))))
                 .collect()
         };
         SweepLine {
@@ -369,7 +377,7 @@ fn show(settings: &[Setting], found: &[Row], csv: Option<&Path>, is_json: bool) 
     let mut objects = Vec::new();
     for row in found {
         let ms = |ns: u64| ns as f64 / 1e6;
-        let size = row.case.config.train.global_batch_size;
+        let size = row.num_samples;
         let (best, reason) = (row.best(), row.reason());
         let outcome = row.answer.as_ref().ok();
         let step_ns = best.map(|plan| plan.prediction.step_ns_mean);
@@ -396,7 +404,8 @@ fn show(settings: &[Setting], found: &[Row], csv: Option<&Path>, is_json: bool) 
         ]);
         objects.push(json!({
             "set": fields.iter().zip(&row.case.values).collect::<BTreeMap<_, _>>(),
-            "global_batch_size": size,
+            "global_batch_size": row.case.config.train.global_batch_size,
+            "samples": size,
             "num_samples_above": row.num_above,
             "step_ms": step_ns.map(ms),
             "samples_per_s": per_s,
