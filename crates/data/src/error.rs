@@ -302,6 +302,12 @@ fn systematic(problems: &[Problem], num_samples: u64) -> Option<&'static str> {
                  (`docs/data.md`, remote stores); or name local copies",
             );
         }
+        if missing().any(|problem| problem.cause.contains("it is a directory")) {
+            return Some(
+                "a medium is one file; frames of a video that are files of their own are not read: make one video of \
+                 them, for example `ffmpeg -framerate 2 -i %04d.jpg video.mp4`",
+            );
+        }
         return Some(
             "set `data.media_root`, or `media_root` of an entry of the mixture, to the directory at which the paths of \
              media start",

@@ -87,6 +87,12 @@ pub(super) fn named(key: &str, value: &Value) -> Result<MediaSource, String> {
                 },
             },
         },
+        Value::Array(_) if key.rsplit('.').next().is_some_and(|name| name.starts_with("video")) => {
+            Err(format!(
+                "`{key}`: a list in place of a video, must be a path or a list of paths; frames as files of their own are not \
+             read, make one video of them"
+            ))
+        }
         _ => Err(format!("`{key}`: {}, must be a path or a list of paths", type_of(value))),
     }
 }

@@ -162,6 +162,7 @@ fn what_is_no_conversation_is_named() {
         broken(&record(&json!({"image": ""}), "x")),
         broken(&record(&json!({"image": "A".repeat(4096)}), "x")),
         broken(&record(&json!({"image": "a", "images": ["a"]}), "x")),
+        broken(&record(&json!({"videos": [["1.png", "2.png"]]}), "<video>")),
         broken(&record(&json!({"image": ["a", "b"]}), "no marks")),
         broken(&record(&json!({"image": "a"}), "<image><image>")),
         broken(&record(&json!({}), "<image> of nothing")),
@@ -181,6 +182,7 @@ fn what_is_no_conversation_is_named() {
     `image`: a path is empty
     `image`: a text of 4096 bytes is no path, which has at most 4095; base64 needs `data:image/jpeg;base64,` (or another type) before it
     both `image` and `images` are there
+    `videos`: a list in place of a video, must be a path or a list of paths; frames as files of their own are not read, make one video of them
     0 `<image>` in the turns, but 2 under `image`: must be as many
     2 `<image>` in the turns, but 1 under `image`: must be as many
     1 `<image>` in the turns, but 0 under `image`: must be as many

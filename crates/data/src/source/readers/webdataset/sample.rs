@@ -150,6 +150,8 @@ impl Sample {
         else {
             return Ok(None);
         };
+        // Editors of some systems put a byte order mark before a text.
+        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         if ending(name) == "json" {
             let value = crate::source::readers::json::parse(bytes, 1)
                 .map_err(|cause| format!("`{name}`: {cause}"))?;
@@ -352,6 +354,10 @@ mod tests {
         assert_eq!(
             fields(&[("d/1.jpg", ""), ("d/1.json", &one)]).unwrap(),
             json!({"image": attachment(0), "conversations": talk, "id": "d/1"})
+        );
+        assert_eq!(
+            fields(&[("1.json", "\u{feff}{\"id\": 3}"), ("1.txt", "\u{feff}a caption")]).unwrap(),
+            json!({"id": 3, "text": "a caption"})
         );
         let by_name = json!({"id": 7, "images": ["1.b.png", "./1.a.png", "other.png"]}).to_string();
         assert_eq!(
