@@ -66,6 +66,12 @@ def cut_some(directory):
     (directory / "cut.json").write_text(json.dumps([path.name for path in paths]))
 
 
+def cut_all(directory):
+    """Every picture, animation and video."""
+    for path in (directory / "data/media").iterdir():
+        cut(path)
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """An epoch of global batches of 8, 8 and 4, with some that cannot be decoded."""
@@ -181,7 +187,7 @@ def test_a_run_that_goes_on_counts_the_bad_samples_before(demo, tmp_path):
 
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["whole", "resumed"])
 def test_a_substitute_that_is_bad_is_no_sample_of_its_own(is_resumed, tmp_path):
-    """The next one that is no larger than the first trains, and a run that goes on takes the same one."""
+    """The first sample gets the next one that is no larger than itself, also in a run that was resumed."""
     first = next(
         index
         for index in range(NUM_SAMPLES - 2)
@@ -225,11 +231,6 @@ def step_of(sample):
 
 def test_a_batch_whose_labels_are_all_bad_names_them(tmp_path):
     """The last global batch of the epoch has one sample, and its picture is cut."""
-
-    def cut_all(directory):
-        for path in (directory / "data/media").iterdir():
-            cut(path)
-
     demo = write_demo(tmp_path / "demo", BATCH + 1, BATCH, MICROBATCHES, cut_all)
     dataset = Dataset(str(demo / "dflop.yaml"), str(demo / "data_profile.parquet"))
 
@@ -249,11 +250,6 @@ def test_a_batch_whose_labels_are_all_bad_names_them(tmp_path):
 
 def test_too_many_end_the_run_on_all_ranks(tmp_path):
     """Every picture is cut: more than four, and more than the percentage."""
-
-    def cut_all(directory):
-        for path in (directory / "data/media").iterdir():
-            cut(path)
-
     demo = write_demo(tmp_path / "demo", NUM_SAMPLES, BATCH, MICROBATCHES, cut_all)
     wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "skip", bad_samples_max_percent=5)
     ranks = run_training(wanted, tmp_path)

@@ -222,7 +222,7 @@ def test_a_sample_never_sees_another(text_model):
 
 
 def test_a_model_generates_in_training_mode_as_without_the_line(text_model):
-    """Keys and values of earlier tokens are no padding: such calls are computed as they are."""
+    """A call with keys and values of earlier tokens is computed as without the line."""
     batch = text_batch([9, 4])
     asked = {name: batch[name].flip(1) for name in ("input_ids", "attention_mask")}
     generate = functools.partial(

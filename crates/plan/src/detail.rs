@@ -31,7 +31,7 @@ const FIRST_ANSWERS: usize = 2;
 pub struct Spent {
     /// Parts of the step by name; together the step.
     pub time_ns: Vec<(&'static str, u64)>,
-    /// How many sampled global batches this is of. They are the first ones of those that the search judges.
+    /// How many sampled global batches this is of: the first of those that the search judges.
     pub num_batches: u32,
     /// The mean step of these batches.
     pub step_ns: u64,

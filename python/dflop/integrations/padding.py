@@ -446,7 +446,7 @@ def _attend(
     attention_mask: torch.Tensor | None,
     options: dict[str, Any],
 ) -> Any:
-    """Layers of a call that was not packed, in its backward, and those of a model without the line."""
+    """Attention as it was before the line: of a call that is not packed, or of a model without the line."""
     attend: Callable[..., Any]
     if before == "eager":
         # No entry of the registry: each model's module has its own.

@@ -103,7 +103,7 @@ class _Nursery:
         raise ChildProcessError(message)
 
     def _line(self) -> bytes:
-        """The next answer; empty where there is none any more."""
+        """The next answer; empty once the other process has ended."""
         while b"\n" not in self._read:
             # Another thread takes Ctrl-C for this one, which nothing interrupts.
             if not select.select([self._connection], [], [], _WAIT_S)[0]:

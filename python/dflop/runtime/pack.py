@@ -160,7 +160,7 @@ def _check_labels(turn: Turn) -> None:
             f"them: {one.cause}"
         )
         hint = "mend the file, and go on with `--resume auto`; or take the sample out of the mixture"
-        raise RankError(message, hint, is_of_all=True)
-    message = f"the global batch of step {turn.step} has no label tokens, nothing to learn from"
-    hint = "take samples without an answer out of the mixture, or raise `train.global_batch_size`"
+    else:
+        message = f"the global batch of step {turn.step} has no label tokens, nothing to learn from"
+        hint = "take samples without an answer out of the mixture, or raise `train.global_batch_size`"
     raise RankError(message, hint, is_of_all=True)
